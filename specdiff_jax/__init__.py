@@ -1,0 +1,1 @@
+"""Speculative decoding between diffusion and language models, in JAX."""

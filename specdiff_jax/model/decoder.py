@@ -1,0 +1,105 @@
+"""The decoder: one transformer for every target family, told apart by its config alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float, Int
+
+from specdiff_jax.config import ModelConfig
+from specdiff_jax.model.attention import Attention
+from specdiff_jax.model.cache import KVCache
+from specdiff_jax.model.feed_forward import FeedForward, SparseFeedForward
+from specdiff_jax.model.layers import RMSNorm, contract, normal_param
+from specdiff_jax.model.rotary import RotaryTable, rotary_table
+
+
+class DecoderOutput(NamedTuple):
+    """Result of a forward.
+
+    Attributes:
+        hidden: rows after the final norm, ready for `Decoder.logits`.
+        cache: the cache with the new rows written past each length; the lengths are as given (committing is the caller's).
+        features: the residual stream after each tapped layer, in the order asked for.
+    """
+
+    hidden: Float[Array, "batch rows hidden"]
+    cache: KVCache | None
+    features: tuple[Float[Array, "batch rows hidden"], ...]
+
+
+class DecoderLayer(nnx.Module):
+    """Pre-norm residual layer."""
+
+    def __init__(self, config: ModelConfig, index: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+        sparse = config.moe is not None and index in config.moe.sparse_layers
+        self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.attention = Attention(config, dtype=dtype, rngs=rngs)
+        self.feed_forward_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        self.feed_forward = (SparseFeedForward if sparse else FeedForward)(config, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        x: Float[Array, "batch rows hidden"],
+        table: RotaryTable,
+        visible: Int[Array, "batch rows"],
+        cached: tuple[Array, Array] | None,
+        starts: Int[Array, " batch"] | None,
+    ) -> tuple[Float[Array, "batch rows hidden"], tuple[Array, Array]]:
+        """The new residual stream and the layer's (keys, values)."""
+        mixed, cached = self.attention(self.attention_norm(x), table, visible, cached, starts)
+        x = x + mixed
+        return x + self.feed_forward(self.feed_forward_norm(x)), cached
+
+
+class Decoder(nnx.Module):
+    """Embedding, layers, final norm, head. Layers are unrolled: a scan over stacked weights copies each layer's weights."""
+
+    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+        self.config = config
+        self.embedding = normal_param(rngs, (config.vocab_size, config.hidden_size), dtype)
+        self.layers = nnx.List(DecoderLayer(config, i, dtype=dtype, rngs=rngs) for i in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
+        tied = config.tie_embeddings
+        self.head = None if tied else normal_param(rngs, (config.vocab_size, config.hidden_size), dtype)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "batch rows"],
+        cache: KVCache | None = None,
+        *,
+        visible: Int[Array, "batch rows"] | None = None,
+        taps: Sequence[int] = (),
+    ) -> DecoderOutput:
+        """Run the rows that follow each batch row's cached tokens.
+
+        Args:
+            tokens: ids; row j of batch row b stands at position `cache.lengths[b] + j` (j without a cache).
+            cache: keys and values so far; the new rows are written at its lengths, which must leave room for them.
+            visible: how many keys, counted from position 0, each row sees; causal (position + 1) by default.
+            taps: indices of the layers whose output residual stream is returned.
+        """
+        starts = jnp.zeros((tokens.shape[0],), jnp.int32) if cache is None else cache.lengths
+        positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        if visible is None:
+            visible = positions + 1
+        table = rotary_table(self.config.rotary, positions)
+        x = self.embedding[...][tokens]
+        streams, keys, values = [], [], []
+        for index, layer in enumerate(self.layers):
+            cached = None if cache is None else (cache.keys[index], cache.values[index])
+            x, (layer_keys, layer_values) = layer(x, table, visible, cached, starts)
+            streams.append(x)
+            keys.append(layer_keys)
+            values.append(layer_values)
+        written = None if cache is None else KVCache(tuple(keys), tuple(values), cache.lengths)
+        return DecoderOutput(self.norm(x), written, tuple(streams[tap] for tap in taps))
+
+    def logits(self, hidden: Float[Array, "*rows hidden"]) -> Float[Array, "*rows vocab"]:
+        """Float32 logits of rows that passed the final norm."""
+        head = self.embedding if self.head is None else self.head
+        return contract("...h,vh->...v", hidden, head[...], jnp.float32)

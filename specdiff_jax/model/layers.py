@@ -1,0 +1,45 @@
+"""The parts that every layer shares: contraction at the right precision, initial weights, RMSNorm."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+INITIALIZER_STD = 0.02
+
+
+def contract(spec: str, x: Array, weight: Array, out_dtype: DTypeLike | None = None) -> Array:
+    """`einsum` that keeps float32 at float32.
+
+    A GPU multiplies float32 in TF32 (10-bit mantissa) unless the highest precision is asked for, which would break every
+    float32 promise of this library. Precision changes nothing for bfloat16, which accumulates in float32 either way.
+
+    Args:
+        spec: einsum subscripts for `x` and `weight`.
+        x: activations.
+        weight: a parameter of the same dtype.
+        out_dtype: dtype of the result; the operands' dtype by default.
+    """
+    return jnp.einsum(spec, x, weight, precision=jax.lax.Precision.HIGHEST, preferred_element_type=out_dtype)
+
+
+def normal_param(rngs: nnx.Rngs, shape: tuple[int, ...], dtype: DTypeLike) -> nnx.Param:
+    """A parameter drawn from N(0, 0.02^2), the initialisation of every supported family."""
+    return nnx.Param(INITIALIZER_STD * jax.random.normal(rngs.params(), shape, dtype))
+
+
+class RMSNorm(nnx.Module):
+    """Root-mean-square normalisation: statistics in float32, cast to the input's dtype, then times the weight."""
+
+    def __init__(self, size: int, eps: float, dtype: DTypeLike) -> None:
+        self.weight = nnx.Param(jnp.ones((size,), dtype))
+        self.eps = eps
+
+    def __call__(self, x: Float[Array, "*batch size"]) -> Float[Array, "*batch size"]:
+        """Normalise the last axis."""
+        x32 = x.astype(jnp.float32)
+        scale = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
+        return (x32 * scale).astype(x.dtype) * self.weight[...]
