@@ -1,1 +1,59 @@
-"""Speculative decoding between diffusion and language models, in JAX."""
+"""Speculative decoding between diffusion and language models, in JAX.
+
+```python
+import specdiff_jax as sd
+
+model = sd.load("smollm2")
+(answer,) = sd.generate(model, ["What is the capital of France?"], sd.Autoregressive(), max_new_tokens=32)
+print(answer.text)
+```
+
+Names are loaded when first used, so that importing the package (and asking the command for help) does not wait for jax.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specdiff_jax.config import ModelConfig
+    from specdiff_jax.decode.generate import Generation, generate
+    from specdiff_jax.decode.methods import Autoregressive
+    from specdiff_jax.errors import InputError
+    from specdiff_jax.loading import Model, load
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Autoregressive": "decode.methods",
+    "Generation": "decode.generate",
+    "InputError": "errors",
+    "Model": "loading",
+    "ModelConfig": "config",
+    "generate": "decode.generate",
+    "load": "loading",
+}
+
+__all__ = [
+    "Autoregressive",
+    "Generation",
+    "InputError",
+    "Model",
+    "ModelConfig",
+    "__version__",
+    "generate",
+    "load",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

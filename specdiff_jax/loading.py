@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, SingleDeviceSharding
 
-from specdiff_jax.config import ModelConfig
+from convert.assemble import load_parameters
+from convert.checkpoint import Checkpoint, open_checkpoint
+from convert.orbax_folder import check_free, restore, save
+from convert.resolve import resolve
+from specdiff_jax.config import ModelConfig, parse_config, read_stop_ids
+from specdiff_jax.errors import InputError
+from specdiff_jax.model import Decoder
+from specdiff_jax.parallel import check_parallel, make_mesh, shard_abstract
 from specdiff_jax.text import TextTokenizer
 
+DTYPES = ("bfloat16", "float32")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, eq=False)
 class Model:
     """A loaded target.
 
@@ -20,15 +34,114 @@ class Model:
         config: its settings.
         graphdef: the decoder without its weights (static, hashable).
         params: the weights, a pytree; `nnx.merge(graphdef, params)` is the module.
-        tokenizer: text to ids and back.
+        tokenizer: text to ids and back; None for a model without text (random weights).
         stop_ids: ids that end a text (from generation_config.json and config.json).
         mesh: the devices that the weights are spread over; None for one device.
+        programs: compiled decoding programs, by what tells them apart; filled as they are needed.
     """
 
     name: str
     config: ModelConfig
     graphdef: nnx.GraphDef
     params: nnx.State
-    tokenizer: TextTokenizer
+    tokenizer: TextTokenizer | None
     stop_ids: tuple[int, ...]
     mesh: Mesh | None = None
+    programs: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def dtype(self) -> jnp.dtype:
+        """Dtype of the weights and activations."""
+        return jax.tree.leaves(self.params)[0].dtype
+
+
+def load(name: str | Path, *, dtype: str | None = None, mesh: Mesh | None = None, tensor_parallel: int = 1) -> Model:
+    """Load a model by path, bundled name or Hugging Face id.
+
+    Args:
+        name: a Hugging Face folder, a GGUF file, a converted folder, a bundled name, or an id, which is downloaded.
+        dtype: of weights and activations, "bfloat16" or "float32"; by default bfloat16, on a CPU float32.
+        mesh: the devices to spread the weights over.
+        tensor_parallel: in place of a mesh, how many devices to split every layer over.
+
+    Raises:
+        InputError: there is no such model, it is damaged or not supported, or it can't be split as asked.
+    """
+    dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
+    checkpoint = open_checkpoint(resolve(str(name)))
+    config = parse_config(checkpoint.config, checkpoint.config_location)
+    stop_ids = read_stop_ids(checkpoint.generation_config, config)
+    files = checkpoint.text_files
+    tokenizer = TextTokenizer.from_files(files, str(checkpoint.path)) if files else None
+    if mesh is not None and tensor_parallel != 1:
+        raise InputError("give either a mesh or tensor_parallel, not both")
+    if tensor_parallel != 1:
+        mesh = make_mesh(data=1, tensor=tensor_parallel)
+    graphdef, abstract = abstract_decoder(config, dtype, mesh)
+    params = _read_params(checkpoint, config, abstract)
+    return Model(str(name), config, graphdef, params, tokenizer, stop_ids, mesh)
+
+
+def random_model(config: ModelConfig, *, dtype: str, mesh: Mesh | None = None, seed: int = 0) -> Model:
+    """A model with initial weights, made on its devices: for tests and for measuring speed.
+
+    Raises:
+        InputError: the dtype isn't supported, or the model can't be split over the mesh.
+    """
+    graphdef, abstract = abstract_decoder(config, dtype, mesh)
+
+    def initial() -> nnx.State:
+        return nnx.state(Decoder(config, dtype=dtype, rngs=nnx.Rngs(seed)))
+
+    shardings = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    params = jax.jit(initial, out_shardings=shardings)()
+    return Model(f"random {config.family}", config, graphdef, params, None, config.eos_token_ids, mesh)
+
+
+def convert_checkpoint(source: str | Path, destination: Path, dtype: str | None = None) -> None:
+    """Write a model as a converted folder, which loads fast and holds config, tokenizer and weights.
+
+    Args:
+        source: whatever `load` takes.
+        destination: a folder that doesn't exist yet; it appears only when it is whole.
+        dtype: "bfloat16" or "float32"; by default the narrower that loses nothing: bfloat16 where every weight is
+            stored so, float32 for all else (float16, quantised GGUF).
+
+    Raises:
+        InputError: the source can't be read, or the destination exists or can't be written.
+    """
+    check_free(destination)
+    checkpoint = open_checkpoint(resolve(str(source)))
+    config = parse_config(checkpoint.config, checkpoint.config_location)
+    _, abstract = abstract_decoder(config, dtype or checkpoint.dtype, None)
+    host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])  # copying weights takes no accelerator
+    on_host = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=host), abstract)
+    save(
+        _read_params(checkpoint, config, on_host),
+        destination,
+        family=config.family,
+        config=checkpoint.config,
+        generation_config=checkpoint.generation_config,
+        text_files=checkpoint.text_files,
+    )
+
+
+def abstract_decoder(config: ModelConfig, dtype: str, mesh: Mesh | None) -> tuple[nnx.GraphDef, nnx.State]:
+    """The decoder without weights, and its state with a `jax.ShapeDtypeStruct` for every parameter.
+
+    Raises:
+        InputError: the dtype isn't supported, or the model can't be split over the mesh.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=nnx.Rngs(0))))
+    if mesh is None:
+        return graphdef, abstract
+    check_parallel(config, mesh)
+    return graphdef, shard_abstract(abstract, mesh)
+
+
+def _read_params(checkpoint: Checkpoint, config: ModelConfig, abstract: nnx.State) -> nnx.State:
+    if checkpoint.tensors is None:
+        return restore(checkpoint.path, abstract)
+    return load_parameters(checkpoint.tensors, config, abstract)

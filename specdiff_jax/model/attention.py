@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.decode_attention import HeadNorm, decode_attention, supports
+from pallas_kernels.implementation import Implementation
 from specdiff_jax.config import ModelConfig
 from specdiff_jax.model.cache import write
-from specdiff_jax.model.layers import RMSNorm, contract, normal_param
+from specdiff_jax.model.layers import contract, normal_param, normalize
 from specdiff_jax.model.rotary import RotaryTable, rotate
+
+LayerCache = tuple[Array, Array]
+"""Keys and values of one layer, each (batch, kv_heads, capacity, head_dim)."""
+
+
+class Rows(NamedTuple):
+    """What the rows of a forward share in every layer.
+
+    Attributes:
+        rotary: their angles.
+        starts: tokens that stand before the first row of each batch row.
+        visible: keys that each row sees, counted from position 0; None is causal (position + 1).
+    """
+
+    rotary: RotaryTable
+    starts: Int[Array, " batch"]
+    visible: Int[Array, "batch rows"] | None
 
 
 def attend(
@@ -25,55 +46,99 @@ def attend(
     One number a row is enough for every pattern here: causal (position + 1), block-causal (end of the row's block) and
     bidirectional inside a block (length + block).
     """
-    scores = contract("bskgd,bktd->bkgst", queries, keys, jnp.float32) * queries.shape[-1] ** -0.5
-    seen = jnp.arange(keys.shape[2]) < visible[:, None, None, :, None]
+    scores = contract("bskgd,bktd->bksgt", queries, keys, jnp.float32) * queries.shape[-1] ** -0.5
+    seen = jnp.arange(keys.shape[2]) < visible[:, None, :, None, None]
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
-    return contract("bkgst,bktd->bskgd", weights.astype(values.dtype), values)
+    return contract("bksgt,bktd->bskgd", weights.astype(values.dtype), values)
+
+
+class QKNorm(nnx.Module):
+    """RMSNorm of every head: one weight for the queries, another for the keys."""
+
+    def __init__(self, config: ModelConfig, dtype: DTypeLike) -> None:
+        self.query = nnx.Param(jnp.ones((config.head_dim,), dtype))
+        self.key = nnx.Param(jnp.ones((config.head_dim,), dtype))
+        self.group = config.group_size
+        self.eps = config.rms_norm_eps
+
+    def __call__(
+        self, heads: Float[Array, "batch rows kv_heads group_and_key head_dim"]
+    ) -> Float[Array, "batch rows kv_heads group_and_key head_dim"]:
+        """Normalise the queries of each group and the key that stands behind them."""
+        is_key = jnp.arange(self.group + 1)[:, None] == self.group
+        return normalize(heads, self.eps) * jnp.where(is_key, self.key[...], self.query[...])
 
 
 class Attention(nnx.Module):
     """Projections, optional q/k norms, rotary and attention.
 
-    Queries, keys and values come from one matrix, so that a layer reads its weights in one GEMM. Its columns are grouped by
-    key/value head ([group queries, key, value] each), so that sharding that axis splits all three alike.
+    Matrices are stored (out, in), as in the checkpoint: a single row then reads them as contiguous rows at the full
+    memory rate. Queries, keys and values come from one matrix, so that a layer reads it in one GEMM; its rows are
+    grouped by key/value head ([group queries, key, value] of each), so that sharding the first axis splits all three
+    alike.
     """
 
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
-        kv_heads, group, size = config.num_kv_heads, config.group_size, config.head_dim
-        self.qkv = normal_param(rngs, (config.hidden_size, kv_heads, group + 2, size), dtype)
-        self.qkv_bias = nnx.Param(jnp.zeros((kv_heads, group + 2, size), dtype)) if config.qkv_bias else None
-        self.out = normal_param(rngs, (kv_heads, group, size, config.hidden_size), dtype)
+    def __init__(
+        self, config: ModelConfig, *, dtype: DTypeLike, rngs: nnx.Rngs, implementation: Implementation
+    ) -> None:
+        size = config.head_dim
+        self.decode_kernel = implementation == "triton" and supports(config.group_size, size, dtype)
+        self.per_kv_head = (config.num_kv_heads, config.group_size + 2, size)
+        rows = (config.num_heads + 2 * config.num_kv_heads) * size
+        self.qkv = normal_param(rngs, (rows, config.hidden_size), dtype)
+        self.qkv_bias = nnx.Param(jnp.zeros((rows,), dtype)) if config.qkv_bias else None
+        self.out = normal_param(rngs, (config.hidden_size, config.num_heads * size), dtype)
         self.out_bias = nnx.Param(jnp.zeros((config.hidden_size,), dtype)) if config.output_bias else None
-        self.q_norm = RMSNorm(size, config.rms_norm_eps, dtype) if config.qk_norm else None
-        self.k_norm = RMSNorm(size, config.rms_norm_eps, dtype) if config.qk_norm else None
+        self.qk_norm = QKNorm(config, dtype) if config.qk_norm else None
 
     def __call__(
-        self,
-        x: Float[Array, "batch rows hidden"],
-        table: RotaryTable,
-        visible: Int[Array, "batch rows"],
-        cached: tuple[Array, Array] | None,
-        starts: Int[Array, " batch"] | None,
-    ) -> tuple[Float[Array, "batch rows hidden"], tuple[Array, Array]]:
+        self, x: Float[Array, "batch rows hidden"], rows: Rows, cached: LayerCache | None
+    ) -> tuple[Float[Array, "batch rows hidden"], LayerCache]:
         """Attention output and the layer's (keys, values) with the new rows in them.
 
         Without a cache the new rows are the only keys.
         """
-        projected = contract("bsh,hkgd->bskgd", x, self.qkv[...])
+        projected = contract("bsh,oh->bso", x, self.qkv[...])
         if self.qkv_bias is not None:
             projected = projected + self.qkv_bias[...]
-        queries, keys, values = projected[..., :-2, :], projected[..., -2, :], projected[..., -1, :]
-        if self.q_norm is not None and self.k_norm is not None:
-            queries, keys = self.q_norm(queries), self.k_norm(keys)
-        queries, keys = rotate(queries, table), rotate(keys, table)
-        if table.query_scale is not None:
-            queries = (queries * table.query_scale[..., None, None, None]).astype(x.dtype)
-        keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
-        if cached is not None:
-            assert starts is not None
-            keys, values = write(cached[0], keys, starts), write(cached[1], values, starts)
-        mixed = attend(queries, keys, values, visible)
-        out = contract("bskgd,kgdh->bsh", mixed, self.out[...])
+        projected = projected.reshape(*x.shape[:2], *self.per_kv_head)
+        one_causal_row = x.shape[1] == 1 and rows.visible is None
+        if self.decode_kernel and one_causal_row and cached is not None:
+            mixed, cached = self._decode(projected, rows, cached)
+        else:
+            mixed, cached = self._attend(projected, rows, cached)
+        out = contract("bso,ho->bsh", mixed.reshape(*x.shape[:2], -1), self.out[...])
         if self.out_bias is not None:
             out = out + self.out_bias[...]
-        return out, (keys, values)
+        return out, cached
+
+    def _attend(self, projected: Array, rows: Rows, cached: LayerCache | None) -> tuple[Array, LayerCache]:
+        """Any number of rows, any visibility, in plain JAX."""
+        rotated, values = projected[..., :-1, :], projected[..., -1, :]
+        if self.qk_norm is not None:
+            rotated = self.qk_norm(rotated)
+        rotated = rotate(rotated, rows.rotary)  # queries and their key in one pass: small steps are bound by launches
+        queries, keys = rotated[..., :-1, :], rotated[..., -1, :]
+        if rows.rotary.query_scale is not None:
+            queries = (queries * rows.rotary.query_scale[..., None, None, None]).astype(projected.dtype)
+        keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+        if cached is not None:
+            keys, values = write(cached[0], keys, rows.starts), write(cached[1], values, rows.starts)
+        visible = rows.visible
+        if visible is None:
+            visible = rows.starts[:, None] + jnp.arange(1, projected.shape[1] + 1, dtype=jnp.int32)
+        return attend(queries, keys, values, visible), (keys, values)
+
+    def _decode(self, projected: Array, rows: Rows, cached: LayerCache) -> tuple[Array, LayerCache]:
+        """One row, causal, in one kernel."""
+        rotary = rows.rotary
+        scale = jnp.full(rows.starts.shape, projected.shape[-1] ** -0.5, jnp.float32)
+        if rotary.query_scale is not None:
+            scale = scale * rotary.query_scale[:, 0]
+        norm = None
+        if self.qk_norm is not None:
+            norm = HeadNorm(self.qk_norm.query[...], self.qk_norm.key[...], self.qk_norm.eps)
+        mixed, keys, values = decode_attention(
+            projected[:, 0], *cached, rows.starts, rotary.cos[:, 0], rotary.sin[:, 0], scale, norm
+        )
+        return mixed[:, None], (keys, values)

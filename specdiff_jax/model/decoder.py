@@ -10,12 +10,13 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.implementation import Implementation
 from specdiff_jax.config import ModelConfig
-from specdiff_jax.model.attention import Attention
+from specdiff_jax.model.attention import Attention, LayerCache, Rows
 from specdiff_jax.model.cache import KVCache
 from specdiff_jax.model.feed_forward import FeedForward, SparseFeedForward
 from specdiff_jax.model.layers import RMSNorm, contract, normal_param
-from specdiff_jax.model.rotary import RotaryTable, rotary_table
+from specdiff_jax.model.rotary import rotary_table
 
 
 class DecoderOutput(NamedTuple):
@@ -23,7 +24,8 @@ class DecoderOutput(NamedTuple):
 
     Attributes:
         hidden: rows after the final norm, ready for `Decoder.logits`.
-        cache: the cache with the new rows written past each length; the lengths are as given (committing is the caller's).
+        cache: the cache with the new rows written past each length; the lengths are as given (committing is the
+            caller's).
         features: the residual stream after each tapped layer, in the order asked for.
     """
 
@@ -35,34 +37,40 @@ class DecoderOutput(NamedTuple):
 class DecoderLayer(nnx.Module):
     """Pre-norm residual layer."""
 
-    def __init__(self, config: ModelConfig, index: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self, config: ModelConfig, index: int, *, dtype: DTypeLike, rngs: nnx.Rngs, implementation: Implementation
+    ) -> None:
         sparse = config.moe is not None and index in config.moe.sparse_layers
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
-        self.attention = Attention(config, dtype=dtype, rngs=rngs)
+        self.attention = Attention(config, dtype=dtype, rngs=rngs, implementation=implementation)
         self.feed_forward_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.feed_forward = (SparseFeedForward if sparse else FeedForward)(config, dtype=dtype, rngs=rngs)
 
     def __call__(
-        self,
-        x: Float[Array, "batch rows hidden"],
-        table: RotaryTable,
-        visible: Int[Array, "batch rows"],
-        cached: tuple[Array, Array] | None,
-        starts: Int[Array, " batch"] | None,
-    ) -> tuple[Float[Array, "batch rows hidden"], tuple[Array, Array]]:
+        self, x: Float[Array, "batch rows hidden"], rows: Rows, cached: LayerCache | None
+    ) -> tuple[Float[Array, "batch rows hidden"], LayerCache]:
         """The new residual stream and the layer's (keys, values)."""
-        mixed, cached = self.attention(self.attention_norm(x), table, visible, cached, starts)
+        mixed, cached = self.attention(self.attention_norm(x), rows, cached)
         x = x + mixed
         return x + self.feed_forward(self.feed_forward_norm(x)), cached
 
 
 class Decoder(nnx.Module):
-    """Embedding, layers, final norm, head. Layers are unrolled: a scan over stacked weights copies each layer's weights."""
+    """Embedding, layers, final norm, head. Layers are unrolled: a scan over stacked weights copies each layer's
+    weights.
 
-    def __init__(self, config: ModelConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+    `implementation` picks what runs a decode step's attention: "xla" everywhere, "triton" on one GPU.
+    """
+
+    def __init__(
+        self, config: ModelConfig, *, dtype: DTypeLike, rngs: nnx.Rngs, implementation: Implementation = "xla"
+    ) -> None:
         self.config = config
         self.embedding = normal_param(rngs, (config.vocab_size, config.hidden_size), dtype)
-        self.layers = nnx.List(DecoderLayer(config, i, dtype=dtype, rngs=rngs) for i in range(config.num_layers))
+        self.layers = nnx.List(
+            DecoderLayer(config, index, dtype=dtype, rngs=rngs, implementation=implementation)
+            for index in range(config.num_layers)
+        )
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         tied = config.tie_embeddings
         self.head = None if tied else normal_param(rngs, (config.vocab_size, config.hidden_size), dtype)
@@ -85,14 +93,12 @@ class Decoder(nnx.Module):
         """
         starts = jnp.zeros((tokens.shape[0],), jnp.int32) if cache is None else cache.lengths
         positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
-        if visible is None:
-            visible = positions + 1
-        table = rotary_table(self.config.rotary, positions)
+        rows = Rows(rotary_table(self.config.rotary, positions), starts, visible)
         x = self.embedding[...][tokens]
         streams, keys, values = [], [], []
         for index, layer in enumerate(self.layers):
             cached = None if cache is None else (cache.keys[index], cache.values[index])
-            x, (layer_keys, layer_values) = layer(x, table, visible, cached, starts)
+            x, (layer_keys, layer_values) = layer(x, rows, cached)
             streams.append(x)
             keys.append(layer_keys)
             values.append(layer_values)

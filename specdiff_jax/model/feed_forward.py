@@ -13,22 +13,32 @@ from specdiff_jax.model.layers import contract, normal_param
 
 
 class FeedForward(nnx.Module):
-    """down(silu(gate(x)) * up(x)); gate and up are one matrix, so that a layer reads them in one GEMM."""
+    """down(silu(gate(x)) * up(x)), matrices stored (out, in).
+
+    Gate and up are one matrix, so that a layer reads them in one GEMM; its rows alternate (gate 0, up 0, gate 1, ...),
+    so that any split of the rows over devices keeps each gate beside its up.
+    """
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         hidden, width = config.hidden_size, config.intermediate_size
-        self.gate_up = normal_param(rngs, (hidden, 2, width), dtype)
-        self.gate_up_bias = nnx.Param(jnp.zeros((2, width), dtype)) if config.mlp_bias else None
-        self.down = normal_param(rngs, (width, hidden), dtype)
+        self.gate_up = normal_param(rngs, (2 * width, hidden), dtype)
+        self.gate_up_bias = nnx.Param(jnp.zeros((2 * width,), dtype)) if config.mlp_bias else None
+        self.down = normal_param(rngs, (hidden, width), dtype)
         self.down_bias = nnx.Param(jnp.zeros((hidden,), dtype)) if config.mlp_bias else None
 
     def __call__(self, x: Float[Array, "batch rows hidden"]) -> Float[Array, "batch rows hidden"]:
         """Apply to every row."""
-        both = contract("bsh,hcf->bscf", x, self.gate_up[...])
+        both = contract("bsh,oh->bso", x, self.gate_up[...])
         if self.gate_up_bias is not None:
             both = both + self.gate_up_bias[...]
-        out = contract("bsf,fh->bsh", jax.nn.silu(both[..., 0, :]) * both[..., 1, :], self.down[...])
+        out = contract("bsf,hf->bsh", gated(both), self.down[...])
         return out if self.down_bias is None else out + self.down_bias[...]
+
+
+def gated(both: Float[Array, "*rows two_width"]) -> Float[Array, "*rows width"]:
+    """silu(gate) * up of alternating columns (gate 0, up 0, gate 1, ...)."""
+    pairs = both.reshape(*both.shape[:-1], -1, 2)
+    return jax.nn.silu(pairs[..., 0]) * pairs[..., 1]
 
 
 def expert_order(
@@ -45,13 +55,16 @@ def expert_order(
 
 
 class SparseFeedForward(nnx.Module):
-    """Mixture of SwiGLU experts with softmax top-k routing (Qwen3-MoE)."""
+    """Mixture of SwiGLU experts with softmax top-k routing (Qwen3-MoE).
+
+    The experts' matrices are (expert, in, out), as `ragged_dot` takes them; gate and up alternate as in `FeedForward`.
+    """
 
     def __init__(self, config: ModelConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
         assert config.moe is not None
         self.moe = config.moe
         experts, hidden, width = self.moe.num_experts, config.hidden_size, self.moe.intermediate_size
-        self.router = normal_param(rngs, (hidden, experts), dtype)
+        self.router = normal_param(rngs, (experts, hidden), dtype)
         self.gate_up = normal_param(rngs, (experts, hidden, 2 * width), dtype)
         self.down = normal_param(rngs, (experts, width, hidden), dtype)
 
@@ -59,7 +72,7 @@ class SparseFeedForward(nnx.Module):
         """Send each row to its top experts and add their outputs, weighted by the router's probabilities."""
         rows = x.reshape(-1, x.shape[-1])
         chosen_per_row = self.moe.experts_per_token
-        scores = jax.nn.softmax(contract("rh,he->re", rows, self.router[...], jnp.float32), axis=-1)
+        scores = jax.nn.softmax(contract("rh,eh->re", rows, self.router[...], jnp.float32), axis=-1)
         weights, experts = jax.lax.top_k(scores, chosen_per_row)
         if self.moe.normalize_weights:
             weights = weights / weights.sum(-1, keepdims=True)
@@ -67,8 +80,7 @@ class SparseFeedForward(nnx.Module):
         place, sizes = expert_order(experts.reshape(-1), self.moe.num_experts)
         source = jnp.zeros_like(place).at[place].set(jnp.arange(place.size, dtype=place.dtype), unique_indices=True)
         grouped = rows[source // chosen_per_row]
-        gate, up = jnp.split(self._ragged(grouped, self.gate_up[...], sizes), 2, axis=-1)
-        out = self._ragged(jax.nn.silu(gate) * up, self.down[...], sizes)
+        out = self._ragged(gated(self._ragged(grouped, self.gate_up[...], sizes)), self.down[...], sizes)
         per_choice = out[place].reshape(*weights.shape, -1)
         mixed = jnp.einsum("rk,rkh->rh", weights, per_choice.astype(jnp.float32))
         return mixed.astype(x.dtype).reshape(x.shape)

@@ -14,8 +14,9 @@ INITIALIZER_STD = 0.02
 def contract(spec: str, x: Array, weight: Array, out_dtype: DTypeLike | None = None) -> Array:
     """`einsum` that keeps float32 at float32.
 
-    A GPU multiplies float32 in TF32 (10-bit mantissa) unless the highest precision is asked for, which would break every
-    float32 promise of this library. Precision changes nothing for bfloat16, which accumulates in float32 either way.
+    A GPU multiplies float32 in TF32 (10-bit mantissa) unless the highest precision is asked for, which would break
+    every float32 promise of this library. Precision changes nothing for bfloat16, which accumulates in float32 either
+    way.
 
     Args:
         spec: einsum subscripts for `x` and `weight`.
@@ -31,6 +32,12 @@ def normal_param(rngs: nnx.Rngs, shape: tuple[int, ...], dtype: DTypeLike) -> nn
     return nnx.Param(INITIALIZER_STD * jax.random.normal(rngs.params(), shape, dtype))
 
 
+def normalize(x: Float[Array, "*batch size"], eps: float) -> Float[Array, "*batch size"]:
+    """x / sqrt(mean(x^2) + eps) over the last axis, in float32, returned in the input's dtype."""
+    x32 = x.astype(jnp.float32)
+    return (x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)).astype(x.dtype)
+
+
 class RMSNorm(nnx.Module):
     """Root-mean-square normalisation: statistics in float32, cast to the input's dtype, then times the weight."""
 
@@ -40,6 +47,4 @@ class RMSNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*batch size"]) -> Float[Array, "*batch size"]:
         """Normalise the last axis."""
-        x32 = x.astype(jnp.float32)
-        scale = jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
-        return (x32 * scale).astype(x.dtype) * self.weight[...]
+        return normalize(x, self.eps) * self.weight[...]

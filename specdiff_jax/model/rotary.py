@@ -22,7 +22,8 @@ class RotaryTable(NamedTuple):
 def rotary_table(config: RotaryConfig, positions: Int[Array, "batch rows"]) -> RotaryTable:
     """Angles of every row, in float32.
 
-    The query scale is the Llama-4 rule that Nemotron-Labs-Diffusion uses; it is exactly 1 below `original_max_position`.
+    The query scale is the Llama-4 rule that Nemotron-Labs-Diffusion uses; it is exactly 1 below
+    `original_max_position`.
     """
     frequencies = jnp.asarray(np.asarray(config.inverse_frequencies, np.float32))
     angles = positions[..., None].astype(jnp.float32) * frequencies

@@ -1,0 +1,1 @@
+"""Speed measurements, each in a process of its own, and the tables that are made of them."""

@@ -1,0 +1,54 @@
+"""Time of one forward of a block of rows against a cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bench.measure import seconds_of, time_step
+from bench.target import cache_bytes, filled_cache, open_target, weight_bytes
+from specdiff_jax.decode.programs import compile_once
+from specdiff_jax.model import Decoder, KVCache
+
+
+def forwards(model: Decoder, cache: KVCache, tokens: jax.Array, count: jax.Array) -> tuple[KVCache, jax.Array]:
+    """`count` forwards of the same block in one loop: rows see the cache and each other, and nothing is committed.
+
+    Each forward reads the tokens that the one before chose, as denoising steps do, so none can be shared or left out.
+    """
+    visible = jnp.broadcast_to(cache.lengths[:, None] + tokens.shape[1], tokens.shape)
+
+    def one(_: jax.Array, carry: tuple[KVCache, jax.Array]) -> tuple[KVCache, jax.Array]:
+        cache, tokens = carry
+        output = model(tokens, cache, visible=visible)
+        assert output.cache is not None
+        return output.cache, jnp.argmax(model.logits(output.hidden), axis=-1).astype(tokens.dtype)
+
+    return jax.lax.fori_loop(0, count, one, (cache, tokens))
+
+
+def measure(name: str, dtype: str, rows: int, cache_tokens: int, steps: int, repeats: int) -> dict[str, Any]:
+    """Time a forward of a geometry with random weights, logits of all rows included.
+
+    Returns:
+        seconds and spread of a forward, and the bytes of weights and of cache that it reads.
+    """
+    model = open_target(name, random=True, dtype=dtype, devices=1)
+    cache = filled_cache(model, jnp.full((1,), cache_tokens, jnp.int32), cache_tokens + rows)
+    tokens = jax.random.randint(jax.random.key(2), (1, rows), 0, model.config.vocab_size, jnp.int32)
+    program = compile_once(model, "bench forwards", forwards, cache, tokens, jnp.int32(0), donate=(0,))
+
+    def elapsed(count: int) -> float:
+        nonlocal cache
+        seconds, (cache, _) = seconds_of(lambda: program(model.params, cache, tokens, jnp.int32(count)))
+        return seconds
+
+    timing = time_step(elapsed, steps=steps, repeats=repeats)
+    return {
+        "seconds": timing.seconds,
+        "spread": timing.spread,
+        "weight_bytes": weight_bytes(model),
+        "cache_bytes": cache_bytes(model.config, 1, cache_tokens, model.dtype.itemsize, 1),
+    }

@@ -1,0 +1,152 @@
+"""README tables, written from result files between the markers `<!-- results: NAME -->` and `<!-- end -->`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bench.results import Row, read_results
+from specdiff_jax.errors import InputError
+
+_BEGIN = "<!-- results: "
+_SECTION = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    """How rows of one result file become a table.
+
+    Attributes:
+        file: name of the result file.
+        wanted: whether a row belongs in the table.
+        order: what rows are sorted by.
+        columns: heading, with the unit, and how a cell is filled.
+    """
+
+    file: str
+    wanted: Callable[[Row], bool]
+    order: Callable[[Row], Any]
+    columns: dict[str, Callable[[Row], str]]
+
+
+def _number(key: str, digits: int = 0) -> Callable[[Row], str]:
+    return lambda row: "-" if row.get(key) is None else f"{row[key]:,.{digits}f}"
+
+
+def _result(key: str) -> Callable[[Row], str]:
+    """The number that was measured, or that this failed; the result file says why."""
+    return lambda row: "failed" if "error" in row else _number(key)(row)
+
+
+def _setting(key: str) -> Callable[[Row], str]:
+    return lambda row: str(row["settings"][key])
+
+
+def _method(row: Row) -> str:
+    flags = row["settings"].get("xla_flags")
+    return f"{row['method']} (`{flags}`)" if flags else str(row["method"])
+
+
+def _decode_order(row: Row) -> Any:
+    settings = row["settings"]
+    return row["model"], settings["batch"], settings["devices"], row["tokens_per_second"] or 0.0
+
+
+TABLES = {
+    "decode": TableSpec(
+        file="decode",
+        wanted=lambda row: row["task"] == "step",
+        order=_decode_order,
+        columns={
+            "model": lambda row: row["model"],
+            "weights": _setting("weights"),
+            "batch": _setting("batch"),
+            "cache (tokens)": _setting("cache_tokens"),
+            "GPUs": _setting("devices"),
+            "method": _method,
+            "step (µs)": _result("step_microseconds"),
+            "tokens/s": _result("tokens_per_second"),
+            "reading the weights (µs)": _number("weight_floor_microseconds"),
+            "step / reading": _number("ratio_to_floor", 2),
+        },
+    ),
+    "prompts": TableSpec(
+        file="decode",
+        wanted=lambda row: row["task"] == "prompts",
+        order=_decode_order,
+        columns={
+            "model": lambda row: row["model"],
+            "batch": _setting("batch"),
+            "GPUs": _setting("devices"),
+            "method": _method,
+            "prompts": _number("problems"),
+            "forwards": _number("forwards"),
+            "tokens/forward": _number("tokens_per_forward", 2),
+            "tokens/s": _result("tokens_per_second"),
+        },
+    ),
+    "forward": TableSpec(
+        file="forward",
+        wanted=lambda row: True,
+        order=lambda row: (row["geometry"], row["branches"], row["path"], row["rows"]),
+        columns={
+            "geometry": lambda row: row["geometry"],
+            "path": lambda row: row["path"],
+            "implementation": lambda row: row["implementation"],
+            "branches": _number("branches"),
+            "rows": _number("rows"),
+            "fold ratio": _number("fold_ratio", 2),
+            "forward (µs)": _result("microseconds"),
+            "reading the weights (µs)": _number("weight_floor_microseconds"),
+        },
+    ),
+}
+
+
+def fill(text: str, results: Path) -> str:
+    """`text` with every marked section filled from the result files below `results`.
+
+    Raises:
+        InputError: a marker names no table or has no end, or a result file is damaged.
+    """
+    if text.count(_BEGIN) != len(_SECTION.findall(text)):
+        raise InputError("a marker <!-- results: NAME --> has no line <!-- end --> after its table")
+
+    def section(match: re.Match[str]) -> str:
+        name = match[2]
+        if name not in TABLES:
+            raise InputError(f"no table {name!r} to put between the markers; there are {', '.join(TABLES)}")
+        return match[1] + render(TABLES[name], results) + match[3]
+
+    return _SECTION.sub(section, text)
+
+
+def render(spec: TableSpec, results: Path) -> str:
+    """One table for each GPU that has results, each under a line that says where the numbers come from."""
+    parts = []
+    for file in sorted(results.glob(f"*/{spec.file}.json")):
+        content = read_results(file)
+        rows = sorted(filter(spec.wanted, content["rows"]), key=spec.order)
+        if rows:
+            parts.append(f"{_origin(content['gpu'], rows)}\n\n{_table(spec, rows)}")
+    return "\n\n".join(parts) + "\n" if parts else "No results yet.\n"
+
+
+def _origin(gpu: str, rows: list[Row]) -> str:
+    def all_of(key: str) -> str:
+        return ", ".join(sorted({str(row["measured"][key]) for row in rows}))
+
+    return f"`{gpu}`, driver {all_of('driver')}, jax {all_of('jax')}, {all_of('date')}, commit {all_of('commit')}:"
+
+
+def _table(spec: TableSpec, rows: list[Row]) -> str:
+    lines = [list(spec.columns), ["---"] * len(spec.columns)]
+    lines += [[_cell(fill_cell, row) for fill_cell in spec.columns.values()] for row in rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(fill_cell: Callable[[Row], str], row: Row) -> str:
+    return fill_cell(row).replace("|", "\\|")

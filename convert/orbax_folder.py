@@ -1,0 +1,162 @@
+"""Converted checkpoints: a folder with params as Orbax arrays, the Hugging Face config, the tokenizer's files."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from flax import nnx
+from jax.sharding import SingleDeviceSharding
+
+from convert.json_file import read_json, write_json
+from convert.listing import listed
+from convert.params import named, with_arrays
+from specdiff_jax.errors import InputError
+
+MANIFEST = "specdiff.json"
+PARAMS = "params"
+FORMAT = {"format": "specdiff-params", "version": 1}
+
+
+def save(
+    params: nnx.State,
+    destination: Path,
+    *,
+    family: str,
+    config: Mapping[str, Any],
+    generation_config: Mapping[str, Any],
+    text_files: Mapping[str, str],
+) -> None:
+    """Write a converted checkpoint. It appears under its name only when it is whole.
+
+    Args:
+        params: the decoder's state, all of one dtype.
+        destination: a folder that doesn't exist yet.
+        family: the model's family, for the manifest.
+        config: content of config.json.
+        generation_config: content of generation_config.json.
+        text_files: tokenizer files, name to text.
+
+    Raises:
+        InputError: the destination exists or can't be written.
+    """
+    check_free(destination)
+    arrays = named(params)
+    with _appearing_whole(destination) as folder:
+        write_json(folder / "config.json", dict(config))
+        write_json(folder / "generation_config.json", dict(generation_config))
+        for name, text in text_files.items():
+            (folder / name).write_text(text, encoding="utf-8", newline="")
+        with ocp.StandardCheckpointer() as checkpointer:
+            checkpointer.save((folder / PARAMS).absolute(), arrays)
+        manifest = {
+            **FORMAT,
+            "family": family,
+            "dtype": str(next(iter(arrays.values())).dtype),
+            "parameters": sum(array.size for array in arrays.values()),
+            "files": _sizes(folder / PARAMS),
+        }
+        write_json(folder / MANIFEST, manifest)
+
+
+def restore(path: Path, abstract: nnx.State) -> nnx.State:
+    """The params of a converted checkpoint, cast to the dtypes and placed on the shardings that `abstract` gives.
+
+    The same dtype gives the same bits.
+
+    Raises:
+        InputError: the folder is incomplete or foreign, or its arrays aren't those of `abstract`.
+    """
+    read_manifest(path)
+    targets = named(abstract)
+    default = SingleDeviceSharding(jax.devices()[0])
+    placed = {
+        name: jax.ShapeDtypeStruct(target.shape, target.dtype, sharding=target.sharding or default)
+        for name, target in targets.items()
+    }
+    folder = (path / PARAMS).absolute()
+    with ocp.StandardCheckpointer() as checkpointer:
+        metadata = checkpointer.metadata(folder).item_metadata
+        if metadata is None:
+            raise InputError(f"{folder}: has no readable list of its arrays; convert the model again")
+        _check_arrays(path, metadata.tree, placed)
+        try:
+            arrays = checkpointer.restore(folder, placed)
+        except Exception as error:
+            # Orbax raises a bare Exception for a failed read; too little memory and the like are no fault of the file.
+            if type(error) is Exception or isinstance(error, ValueError | OSError):
+                raise InputError(f"{folder}: arrays are damaged; convert the model again") from error
+            raise
+    return with_arrays(abstract, arrays)
+
+
+def read_manifest(path: Path) -> dict[str, Any]:
+    """The manifest of a converted checkpoint whose files are all there.
+
+    Raises:
+        InputError: there is no manifest, it is another program's or version's, or files are missing or cut short.
+    """
+    if not (path / MANIFEST).is_file():
+        raise InputError(f"{path}: has no {MANIFEST}, so it is no whole converted model; convert it again")
+    manifest = read_json(path / MANIFEST)
+    found = {key: manifest.get(key) for key in FORMAT}
+    if found != FORMAT or not isinstance(manifest.get("files"), dict) or "dtype" not in manifest:
+        raise InputError(
+            f"{path / MANIFEST}: isn't a manifest of {FORMAT} with dtype and files; convert the model again"
+        )
+    sizes = _sizes(path / PARAMS)
+    faults = [name for name, size in manifest["files"].items() if sizes.get(name) != size]
+    if faults:
+        raise InputError(f"{path / PARAMS}: files are missing or cut short, convert the model again: {listed(faults)}")
+    return manifest
+
+
+def check_free(destination: Path) -> None:
+    """Refuse a destination that exists, or whose parent folder doesn't.
+
+    Raises:
+        InputError: as said.
+    """
+    if destination.exists():
+        raise InputError(f"{destination}: exists already; choose another destination or remove it")
+    if not destination.absolute().parent.is_dir():
+        raise InputError(f"{destination.absolute().parent}: is no folder; create it first")
+
+
+@contextmanager
+def _appearing_whole(destination: Path) -> Iterator[Path]:
+    """A temporary folder beside the destination, renamed to it at the end, removed on any failure."""
+    temporary = destination.absolute().with_name(f".{destination.name}.{uuid.uuid4().hex}.partial")
+    try:
+        temporary.mkdir()
+        yield temporary
+        os.rename(temporary, destination)
+    except OSError as error:
+        raise InputError(f"{destination}: can't be written ({error.strerror or error})") from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _check_arrays(path: Path, stored: Mapping[str, Any], targets: Mapping[str, jax.ShapeDtypeStruct]) -> None:
+    faults = [f"{name} is missing" for name in targets if name not in stored]
+    faults += [f"{name} is unexpected" for name in stored if name not in targets]
+    faults += [
+        f"{name} has shape {tuple(stored[name].shape)} instead of {target.shape}"
+        for name, target in targets.items()
+        if name in stored and tuple(stored[name].shape) != target.shape
+    ]
+    if faults:
+        raise InputError(f"{path / PARAMS}: params don't fit the config beside them: {listed(faults)}")
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    """Bytes of every file below a folder, by its path from there."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}

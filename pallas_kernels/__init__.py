@@ -1,0 +1,1 @@
+"""Kernels for folded decoding: they know rows, not models, and import jax only."""

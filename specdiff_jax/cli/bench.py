@@ -1,0 +1,173 @@
+"""`specdiff bench`: measure speed, and put the results into the README."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from specdiff_jax.cli.compilation import keep_compiled_programs
+from specdiff_jax.cli.output import JsonFlag, note, print_json
+from specdiff_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from bench.run import Section, Settings
+
+RESULTS = Path("bench/results")
+
+Dtype = Annotated[Literal["bfloat16", "float32"], typer.Option(help="Of weights and activations.")]
+CacheTokens = Annotated[int, typer.Option(min=1, help="Tokens in the cache when the timing begins.")]
+Steps = Annotated[int, typer.Option(min=1, help="Steps that are timed in one go.")]
+Repeats = Annotated[int, typer.Option(min=1, help="How often they are timed; the median counts.")]
+Flags = Annotated[str, typer.Option(help="Added to XLA_FLAGS for our own side.")]
+Commit = Annotated[str | None, typer.Option(help="Of the measured code, where git can't tell.")]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Where results go, in a folder named after the GPU.")]
+TimeLimit = Annotated[float, typer.Option(min=0, help="Seconds; what is not measured by then is left out.")]
+
+bench = typer.Typer(help="Measure speed, and put the results into the README.")
+
+
+@bench.command()
+def decode(
+    geometry: Annotated[
+        list[str] | None, typer.Option(help="A bundled shape, with random weights; repeatable.")
+    ] = None,
+    model: Annotated[list[str] | None, typer.Option(help="A model with its own weights; repeatable.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Rows side by side; repeatable [1, 32].")] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="autoregressive (ours), or, on geometries, transformers-{eager,compiled,max-autotune,generate}; "
+            "repeatable [autoregressive, transformers-eager, transformers-compiled]."
+        ),
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option(metavar="FILE.jsonl", help="Prompts that each --model answers from end to end.")
+    ] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens a prompt.")] = 128,
+    tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that our side spreads each layer over.")] = 1,
+    dtype: Dtype = "bfloat16",
+    cache_tokens: CacheTokens = 512,
+    steps: Steps = 100,
+    repeats: Repeats = 7,
+    flags: Flags = "",
+    commit: Commit = None,
+    out: Out = RESULTS,
+    time_limit: TimeLimit = 3600,
+    as_json: JsonFlag = False,
+) -> None:
+    """Time a step of decoding, and whole answers: DIR/<gpu>/decode.json."""
+    from bench.decode import DecodeBench, sections
+    from bench.run import Settings
+
+    methods = method or ["autoregressive", "transformers-eager", "transformers-compiled"]
+    asked = DecodeBench(
+        geometry or [], model or [], batch or [1, 32], methods, tensor_parallel, prompts, max_new_tokens
+    )
+    asked.check()
+    settings = Settings(dtype, cache_tokens, steps, repeats, flags)
+    _run("decode", sections(asked, settings), settings, commit, out, time_limit, as_json)
+
+
+@bench.command()
+def forward(
+    geometry: Annotated[list[str], typer.Option(help="A bundled shape; repeatable.")],
+    rows: Annotated[list[int] | None, typer.Option(min=1, help="Rows of the block; repeatable [1, 32].")] = None,
+    dtype: Dtype = "bfloat16",
+    cache_tokens: CacheTokens = 512,
+    steps: Steps = 100,
+    repeats: Repeats = 7,
+    flags: Flags = "",
+    commit: Commit = None,
+    out: Out = RESULTS,
+    time_limit: TimeLimit = 3600,
+    as_json: JsonFlag = False,
+) -> None:
+    """Time a forward of a block of rows against a cache: DIR/<gpu>/forward.json."""
+    from bench.forward import sections
+    from bench.run import Settings
+    from specdiff_jax.geometries import geometry as shape
+
+    for name in geometry:
+        shape(name)
+    settings = Settings(dtype, cache_tokens, steps, repeats, flags)
+    _run("forward", sections(geometry, rows or [1, 32], settings), settings, commit, out, time_limit, as_json)
+
+
+@bench.command()
+def report(
+    readme: Annotated[Path, typer.Option(help="The file with the markers.")] = Path("README.md"),
+    results: Annotated[Path, typer.Option(metavar="DIR", help="Where the result files are.")] = RESULTS,
+    check: Annotated[bool, typer.Option("--check", help="Change nothing; exit 1 if anything would change.")] = False,
+) -> None:
+    """Write the README's tables from the result files."""
+    from bench.report import fill
+
+    try:
+        text = readme.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"{readme} can't be read: {error}") from error
+    filled = fill(text, results)
+    if filled == text:
+        note(f"{readme} is what the results say")
+    elif check:
+        note(f"{readme} is not what the results say: run specdiff bench report")
+        raise typer.Exit(1)
+    else:
+        readme.write_text(filled, encoding="utf-8")
+        note(f"wrote {readme}")
+
+
+def _run(
+    name: str,
+    sections: Sequence[Section],
+    settings: Settings,
+    commit: str | None,
+    out: Path,
+    time_limit: float,
+    as_json: bool,
+) -> None:
+    from bench.environment import read_environment
+    from bench.run import run_sections
+
+    keep_compiled_programs()
+    environment = read_environment(_measured_command(sys.argv[1:]), commit)
+
+    def show(row: dict[str, Any]) -> None:
+        if as_json:
+            print_json(row)
+        else:
+            print(_line(row), flush=True)
+
+    note(f"{len(sections)} measurements on {environment.gpu}, into {out / environment.gpu / name}.json")
+    rows = run_sections(name, sections, settings, environment, out, time_limit=time_limit, on_row=show)
+    if any("error" in row for row in rows):
+        raise typer.Exit(1)
+
+
+def _measured_command(arguments: Sequence[str]) -> list[str]:
+    """What was typed without the options that change no number: their values are of one machine and one day."""
+    kept, skipped = [], False
+    for argument in arguments:
+        option, _, value = argument.partition("=")
+        if not skipped and option not in ("--out", "--commit", "--time-limit", "--json"):
+            kept.append(argument)
+        skipped = not skipped and option in ("--out", "--commit", "--time-limit") and not value
+    return kept
+
+
+def _line(row: dict[str, Any]) -> str:
+    """What a row is about, and its number."""
+    settings = row["settings"]
+    about = [row.get("model") or row["geometry"], row.get("method") or row["path"]]
+    about.append(f"batch {settings['batch']}" if "batch" in settings else f"{settings['rows']} rows")
+    if "error" in row:
+        return f"{', '.join(about)}: failed: {row['error']}"
+    time = row.get("microseconds") or row.get("step_microseconds")
+    speed = f"{row['tokens_per_second']:.1f} tokens/s" if time is None else f"{time:.1f} us"
+    floor = row.get("weight_floor_microseconds")
+    reading = "" if floor is None else f", reading the weights {floor:.1f} us"
+    return f"{', '.join(about)}: {speed}{reading}, spread {row['spread']:.2f}"

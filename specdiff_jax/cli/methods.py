@@ -1,0 +1,67 @@
+"""From `--method` and its flags to a method: the one place where a new method is made known to the command."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from specdiff_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from specdiff_jax.decode.methods import Autoregressive
+
+MethodName = Literal["autoregressive", "vanilla", "spiffy", "specfold", "dflash"]
+
+
+@dataclass(frozen=True)
+class MethodFlags:
+    """Flags that only some methods read; None where not given."""
+
+    drafter: str | None = None
+    graph: Path | None = None
+    threshold: float | None = None
+    delta: float | None = None
+    budget: int | None = None
+    block_size: int | None = None
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """How a method is made.
+
+    Attributes:
+        reads: names of the flags that it reads.
+        build: the method from its flags.
+    """
+
+    reads: frozenset[str]
+    build: Callable[[MethodFlags], Autoregressive]
+
+
+def _autoregressive(flags: MethodFlags) -> Autoregressive:
+    from specdiff_jax.decode.methods import Autoregressive
+
+    return Autoregressive()
+
+
+METHODS: dict[str, _Entry] = {
+    "autoregressive": _Entry(frozenset(), _autoregressive),
+}
+
+
+def build_method(name: MethodName, flags: MethodFlags, model: str) -> Autoregressive:
+    """The method called `name`.
+
+    Raises:
+        InputError: the method is not available, or a flag is given that it does not read.
+    """
+    if name not in METHODS:
+        raise InputError(f"method {name} is not available for {model}: choose {' or '.join(METHODS)}")
+    entry = METHODS[name]
+    for field in fields(flags):
+        if getattr(flags, field.name) is not None and field.name not in entry.reads:
+            flag = "--" + field.name.replace("_", "-")
+            raise InputError(f"{flag} has no effect with --method {name}: leave it out")
+    return entry.build(flags)

@@ -1,0 +1,182 @@
+"""`generate`: prompts in, texts and counters out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import jax.numpy as jnp
+import numpy as np
+
+from specdiff_jax.decode import autoregressive
+from specdiff_jax.decode.methods import Autoregressive
+from specdiff_jax.decode.requests import Prompt, check_lengths, encode_prompt, make_requests, row_keys
+from specdiff_jax.decode.sampling import sampling
+from specdiff_jax.errors import InputError
+from specdiff_jax.loading import Model
+from specdiff_jax.text import TextStream
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The answer to one prompt.
+
+    Attributes:
+        prompt: the prompt as given, if it was text; else its ids or messages as text.
+        text: the answer, without special tokens.
+        tokens: new ids, the stop id included.
+        prompt_tokens: tokens that were read.
+        new_tokens: tokens that were made.
+        forwards: target forwards after the prefill.
+        tokens_per_forward: new tokens over forwards; None where the prefill made the only one.
+        accepted_drafts: drafts that verification accepted.
+        acceptance_length: committed tokens per verification; None where no drafter runs.
+        fold_ratio: folded child rows over child rows; None unless SpecFold ran.
+        seconds: time of the batch that the prompt was in, without compilation.
+        tokens_per_second: this prompt's new tokens over those seconds.
+        stop: "eos" after a stop id, "length" at the limit.
+    """
+
+    prompt: str
+    text: str
+    tokens: tuple[int, ...]
+    prompt_tokens: int
+    new_tokens: int
+    forwards: int
+    tokens_per_forward: float | None
+    accepted_drafts: int
+    acceptance_length: float | None
+    fold_ratio: float | None
+    seconds: float
+    tokens_per_second: float
+    stop: Literal["eos", "length"]
+
+
+def generate(
+    model: Model,
+    prompts: Sequence[Prompt],
+    method: Autoregressive | None = None,
+    *,
+    max_new_tokens: int = 256,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    seed: int | Sequence[int] = 0,
+    chat: bool | None = None,
+    exact: bool = False,
+    batch_size: int = 1,
+    on_text: Callable[[int, str], None] | None = None,
+    on_result: Callable[[int, Generation], None] | None = None,
+) -> list[Generation]:
+    """Answer prompts.
+
+    Args:
+        model: a loaded target.
+        prompts: each a text, a list of chat messages ({"role", "content"}), or token ids.
+        method: how to decode; `Autoregressive()` by default.
+        max_new_tokens: most new tokens a prompt.
+        temperature: 0 is greedy.
+        top_p: mass of the nucleus to sample from.
+        top_k: number of candidates to sample from; 0 means all.
+        seed: one seed for all (each prompt then draws from the seed and its index), or one a prompt.
+        chat: put texts through the chat template; by default where the model has one.
+        exact: float32 and one prompt at a time, so that no result depends on what else is in the batch.
+        batch_size: prompts decoded side by side.
+        on_text: called with a prompt's index and its next piece of text while it is made.
+        on_result: called with a prompt's index and its result as soon as its batch is done.
+
+    Returns:
+        one result a prompt, in order.
+
+    Raises:
+        InputError: a prompt or a setting can't be used.
+    """
+    method = method or Autoregressive()
+    check_method(model, method)
+    settings = sampling(temperature, top_p, top_k, model.config.vocab_size)
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, not {batch_size}")
+    if exact and model.dtype != jnp.float32:
+        raise InputError(
+            f"exact needs float32 weights, and {model.name} is loaded as {model.dtype}: load it with float32"
+        )
+    batch = 1 if exact else batch_size
+    if model.mesh is not None and batch % model.mesh.shape["data"]:
+        raise InputError(f"a batch of {batch} does not divide over {model.mesh.shape['data']} data-parallel devices")
+    encoded = [encode_prompt(model, prompt, chat) for prompt in prompts]
+    check_lengths(model, encoded, max_new_tokens)
+    keys = row_keys(seed, len(prompts))
+
+    results: list[Generation] = []
+    for begin in range(0, len(encoded), batch):
+        rows = encoded[begin : begin + batch]
+        requests = make_requests(model, rows, batch, keys[begin : begin + batch], max_new_tokens, settings)
+        stream = None if on_text is None else _BatchStream(model, begin, len(rows), on_text)
+        tokens, counts, seconds = autoregressive.run(model, requests, max_new_tokens, stream)
+        if stream is not None:
+            stream.finish()
+        for index, row in enumerate(rows):
+            new = tuple(tokens[index, : counts[index]].tolist())
+            result = _generation(model, prompts[begin + index], len(row), new, seconds)
+            results.append(result)
+            if on_result is not None:
+                on_result(begin + index, result)
+    return results
+
+
+def check_method(model: Model, method: Autoregressive) -> None:
+    """Refuse a method that the target was not made for.
+
+    Raises:
+        InputError: naming both.
+    """
+    if model.config.family == "fast_dllm_v2":
+        name = type(method).__name__.lower()
+        raise InputError(
+            f"method {name} is not available for {model.name}: a {model.config.family} model is no autoregressive one"
+        )
+
+
+def _generation(model: Model, prompt: Prompt, prompt_tokens: int, new: tuple[int, ...], seconds: float) -> Generation:
+    forwards = len(new) - 1
+    return Generation(
+        prompt=prompt if isinstance(prompt, str) else str(list(prompt)),
+        text="" if model.tokenizer is None else model.tokenizer.decode(new),
+        tokens=new,
+        prompt_tokens=prompt_tokens,
+        new_tokens=len(new),
+        forwards=forwards,
+        tokens_per_forward=len(new) / forwards if forwards else None,
+        accepted_drafts=0,
+        acceptance_length=None,
+        fold_ratio=None,
+        seconds=seconds,
+        tokens_per_second=len(new) / seconds,
+        stop="eos" if new[-1] in model.stop_ids else "length",
+    )
+
+
+class _BatchStream:
+    """Turns the growing token buffers of a batch into pieces of text, one stream a row."""
+
+    def __init__(self, model: Model, begin: int, rows: int, on_text: Callable[[int, str], None]) -> None:
+        if model.tokenizer is None:
+            raise InputError(f"model {model.name} has no tokenizer: its text can't be streamed")
+        self.begin = begin
+        self.streams = [TextStream(model.tokenizer) for _ in range(rows)]
+        self.sent = [0] * rows
+        self.on_text = on_text
+
+    def __call__(self, tokens: np.ndarray, counts: np.ndarray) -> None:
+        for row, stream in enumerate(self.streams):
+            self._send(row, stream.push(tokens[row, self.sent[row] : counts[row]].tolist()))
+            self.sent[row] = int(counts[row])
+
+    def finish(self) -> None:
+        for row, stream in enumerate(self.streams):
+            self._send(row, stream.finish())
+
+    def _send(self, row: int, piece: str) -> None:
+        if piece:
+            self.on_text(self.begin + row, piece)

@@ -1,0 +1,176 @@
+"""What `specdiff bench decode` measures and writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.decode import METHODS, DecodeBench, sections
+from bench.run import Settings
+from bench.section import measure_apart
+from specdiff_jax.cli.bench import bench
+from specdiff_jax.errors import InputError
+
+ROW_KEYS = [
+    "model",
+    "task",
+    "method",
+    "settings",
+    "problems",
+    "accuracy",
+    "forwards",
+    "tokens_per_forward",
+    "tokens_per_second",
+    "acceptance_length",
+    "fold_ratio",
+    "repetitive_share",
+    "identical_to_baseline",
+]
+# The small checkpoint: embedding (no head), two layers, final norm.
+EMBEDDING, PER_LAYER = 290 * 32, (4 + 2 * 2) * 8 * 32 + 4 * 8 * 32 + 3 * 64 * 32 + 2 * 32
+FAST = ("--steps", 60, "--repeats", 2, "--cache-tokens", 16, "--commit", "abc")
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """`specdiff bench`, its processes on the CPU and able to import the checkout."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "")
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+    monkeypatch.setattr(sys, "argv", ["specdiff", "bench", "decode"])
+    return lambda *arguments: CliRunner().invoke(bench, [str(argument) for argument in arguments])
+
+
+def test_a_model_is_measured_by_step_and_by_prompts(run, tiny_checkpoint, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\n{"prompt": "two two"}\n{"prompt": "three"}\n')
+    asked = (
+        "--model",
+        tiny_checkpoint,
+        "--batch",
+        2,
+        "--prompts",
+        prompts,
+        "--max-new-tokens",
+        8,
+        "--dtype",
+        "float32",
+    )
+    outcome = run("decode", *asked, *FAST, "--out", tmp_path, "--json")
+    assert outcome.exit_code == 0, outcome.output
+    file = json.loads((tmp_path / "cpu" / "decode.json").read_text())
+    assert (file["gpu"], file["driver"], file["commit"]) == ("cpu", None, "abc")
+    step, answers = file["rows"]
+    assert [json.loads(line)["task"] for line in outcome.stdout.splitlines()] == ["step", "prompts"]
+
+    assert list(step)[: len(ROW_KEYS)] == ROW_KEYS
+    assert (step["task"], step["method"]) == ("step", "autoregressive")
+    assert step["settings"] == {
+        "implementation": "xla",
+        "weights": "the model's own",
+        "xla_flags": "",
+        "dtype": "float32",
+        "devices": 1,
+        "batch": 2,
+        "cache_tokens": 16,
+    }
+    assert step["tokens_per_second"] == pytest.approx(2e6 / step["step_microseconds"], rel=1e-2)
+    assert step["weight_bytes"] == 4 * (EMBEDDING + 2 * PER_LAYER + 32)
+    assert step["cache_bytes"] == 4 * 2 * 2 * 2 * 16 * 2 * 8
+    floor = step["weight_bytes"] / step["read_gigabytes_per_second"] / 1e3
+    assert step["weight_floor_microseconds"] == pytest.approx(floor, rel=2e-2)
+
+    assert list(answers)[: len(ROW_KEYS)] == ROW_KEYS
+    assert (answers["task"], answers["problems"]) == ("prompts", 3)
+    assert answers["settings"]["prompts"] == "prompts.jsonl"
+    assert 0 < answers["forwards"] <= 3 * 7
+    assert answers["tokens_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("command", "asked", "shapes"),
+    [("decode", ("--batch", 1, "--batch", 2), "batch"), ("forward", ("--rows", 1, "--rows", 2), "rows")],
+)
+def test_what_is_not_measured_is_a_row_and_the_rest_goes_on(run, tmp_path, command, asked, shapes):
+    outcome = run(command, "--geometry", "nld-3b", *asked, *FAST, "--out", tmp_path, "--time-limit", 0)
+    assert outcome.exit_code == 1
+    assert "failed: not begun" in outcome.stdout
+    rows = json.loads((tmp_path / "cpu" / f"{command}.json").read_text())["rows"]
+    assert {row["settings"][shapes] for row in rows} == {1, 2}
+    assert all("time limit" in row["error"] for row in rows)
+    if command == "decode":
+        assert all(list(row)[: len(ROW_KEYS)] == ROW_KEYS for row in rows)
+
+
+def test_the_command_is_kept_without_what_changes_no_number(run, tmp_path, monkeypatch):
+    typed = [
+        "bench",
+        "decode",
+        "--out",
+        "/here",
+        "--geometry",
+        "nld-3b",
+        "--commit=abc",
+        "--time-limit",
+        "0",
+        "--steps",
+        "9",
+    ]
+    monkeypatch.setattr(sys, "argv", ["specdiff", *typed])
+    run("decode", "--geometry", "nld-3b", "--method", "autoregressive", "--out", tmp_path, "--time-limit", 0)
+    content = json.loads((tmp_path / "cpu" / "decode.json").read_text())
+    assert content["command"] == "specdiff bench decode --geometry nld-3b --steps 9"
+
+
+def test_several_devices_share_the_weights(run, tiny_checkpoint):
+    arguments = {"name": str(tiny_checkpoint), "random": False, "dtype": "float32", "batch": 2, "cache_tokens": 16}
+    result = measure_apart(
+        "bench.decode_step",
+        {**arguments, "devices": 2, "steps": 40, "repeats": 2},
+        seconds=300,
+        flags="--xla_force_host_platform_device_count=2",
+    )
+    assert result["seconds"] > 0, result
+    norms = 5 * 32  # which every device holds whole
+    assert result["weight_bytes"] == 4 * ((EMBEDDING + 2 * PER_LAYER + 32 - norms) // 2 + norms)
+    assert result["cache_bytes"] == 4 * 2 * 2 * 2 * 16 * 2 * 8 // 2
+
+
+def test_baselines_run_on_geometries_alone():
+    asked = DecodeBench(["qwen3-8b"], ["smollm2"], [1, 32], METHODS, devices=2, prompts=Path("p.jsonl"))
+    planned = [
+        (section.known["model"], section.known["task"], section.known["method"], section.known["settings"]["batch"])
+        for section in sections(asked, Settings())
+    ]
+    assert planned == [
+        *(("qwen3-8b", "step", method, batch) for method in METHODS for batch in (1, 32)),
+        *(("smollm2", "step", "autoregressive", batch) for batch in (1, 32)),
+        *(("smollm2", "prompts", "autoregressive", batch) for batch in (1, 32)),
+    ]
+
+
+def test_flags_are_added_to_those_of_the_environment(monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--a")
+    settings = Settings(flags="--b")
+    (section,) = sections(DecodeBench(["nld-3b"], [], [1], ["autoregressive"]), settings)
+    assert settings.xla_flags == section.known["settings"]["xla_flags"] == "--a --b"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "--geometry or --model"),
+        (("--geometry", "qwen9"), "qwen9"),
+        (("--geometry", "nld-3b", "--method", "magic"), "magic"),
+        (("--geometry", "nld-3b", "--prompts", "no.jsonl"), "no.jsonl"),
+    ],
+)
+def test_bad_input_is_refused_before_anything_runs(run, arguments, message):
+    outcome = run("decode", *arguments)
+    assert isinstance(outcome.exception, InputError)
+    assert message in str(outcome.exception)

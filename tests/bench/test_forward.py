@@ -1,0 +1,98 @@
+"""What `specdiff bench forward` measures."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import bench.target
+from bench.forward import sections
+from bench.forward_step import forwards, measure
+from bench.run import Settings
+from bench.target import filled_cache
+from specdiff_jax.config import parse_config
+from specdiff_jax.loading import random_model
+
+ROW_KEYS = [
+    "geometry",
+    "path",
+    "implementation",
+    "branches",
+    "fold_ratio",
+    "rows",
+    "microseconds",
+    "spread",
+    "weight_floor_microseconds",
+]
+TINY = parse_config(
+    {
+        "architectures": ["Qwen3ForCausalLM"],
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 64,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "tie_word_embeddings": True,
+    },
+    "tiny",
+)
+
+
+def test_each_forward_reads_what_the_one_before_chose():
+    model = random_model(dataclasses.replace(TINY, tie_embeddings=False), dtype="float32")
+    decoder = nnx.merge(model.graphdef, model.params)
+    cache = filled_cache(model, jnp.full((1,), 6, jnp.int32), 10)
+    assert not np.any(np.asarray(cache.keys[0]) == np.asarray(cache.values[0]))
+    tokens = jnp.arange(4, dtype=jnp.int32)[None]
+    expected = [tokens]
+    for _ in range(3):
+        output = decoder(expected[-1], cache, visible=jnp.full((1, 4), 10))
+        expected.append(jnp.argmax(decoder.logits(output.hidden), axis=-1))
+    run = jax.jit(lambda count: forwards(decoder, cache, tokens, count)[1])
+    assert len({str(value) for value in expected}) == 4
+    for count, value in enumerate(expected):
+        np.testing.assert_array_equal(run(count), value)
+
+
+def test_measure_counts_what_a_forward_reads(monkeypatch):
+    monkeypatch.setattr(bench.target, "geometry", lambda name: TINY)
+    result = measure("tiny", "bfloat16", rows=4, cache_tokens=6, steps=60, repeats=2)
+    assert result["seconds"] > 0
+    per_layer = (4 + 2 * 2) * 8 * 32 + 4 * 8 * 32 + 3 * 48 * 32 + 2 * 32 + 2 * 8
+    assert result["weight_bytes"] == 2 * (97 * 32 + 2 * per_layer + 32)  # the embedding is the head
+    assert result["cache_bytes"] == 2 * 2 * 2 * 6 * 2 * 8
+
+
+def test_rows_have_the_keys_that_others_read():
+    planned = sections(["qwen3-8b", "nld-3b"], [1, 32], Settings(cache_tokens=512))
+    assert [(section.known["geometry"], section.known["rows"]) for section in planned] == [
+        ("qwen3-8b", 1),
+        ("qwen3-8b", 32),
+        ("nld-3b", 1),
+        ("nld-3b", 32),
+    ]
+    section = planned[1]
+    measured = {"seconds": 4e-3, "spread": 1.02, "weight_bytes": 8_000_000_000, "cache_bytes": 80_000_000}
+    row = {**section.known, **section.row(section.known, measured, 4e12)}
+    assert list(row)[: len(ROW_KEYS)] == ROW_KEYS
+    assert (row["path"], row["implementation"], row["branches"], row["fold_ratio"]) == ("vanilla", "xla", 0, None)
+    assert (row["microseconds"], row["weight_floor_microseconds"]) == pytest.approx((4000, 2000))
+    assert row["weight_and_cache_floor_microseconds"] == pytest.approx(2020)
+    assert row["ratio_to_floor"] == 2.0
+
+
+def test_without_a_bandwidth_there_is_no_floor():
+    (section,) = sections(["nld-3b"], [1], Settings())
+    measured = {"seconds": 4e-3, "spread": 1.0, "weight_bytes": 1, "cache_bytes": 1}
+    row = section.row(section.known, measured, None)
+    assert row["weight_floor_microseconds"] is row["ratio_to_floor"] is None

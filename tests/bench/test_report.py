@@ -1,0 +1,90 @@
+"""README tables from result files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.environment import Environment
+from bench.report import fill
+from bench.results import add_rows
+from specdiff_jax.cli.bench import bench
+from specdiff_jax.errors import InputError
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = Environment("specdiff bench decode", "nvidia-h200", "580.1", "0.11.2", "2026-01-01", "aaa")
+README = (
+    "before\n<!-- results: decode -->\nstale\n<!-- end -->\nbetween\n<!-- results: forward -->\n<!-- end -->\nafter\n"
+)
+
+
+def step(batch: int, method: str = "autoregressive", **rest: object) -> dict[str, object]:
+    settings = {
+        "batch": batch,
+        "devices": 1,
+        "weights": "random",
+        "cache_tokens": 512,
+        "xla_flags": "--x" * (batch > 1),
+    }
+    return {
+        "model": "qwen3-8b",
+        "task": "step",
+        "method": method,
+        "settings": settings,
+        "tokens_per_second": 12345.67,
+        "step_microseconds": 4321.5,
+        "weight_floor_microseconds": None,
+        "ratio_to_floor": 1.234,
+        **rest,
+    }
+
+
+@pytest.fixture
+def results(tmp_path) -> Path:
+    failed = {"tokens_per_second": None, "step_microseconds": None, "ratio_to_floor": None, "error": "no memory"}
+    rows = [step(32), step(1), step(1, "transformers-eager", **failed)]
+    add_rows(tmp_path / "results", "decode", ENVIRONMENT, rows)
+    return tmp_path / "results"
+
+
+def test_tables_hold_the_rows_in_order_and_text_around_them_stays(results):
+    assert fill(README, results) == (
+        "before\n<!-- results: decode -->\n"
+        "`nvidia-h200`, driver 580.1, jax 0.11.2, 2026-01-01, commit aaa:\n\n"
+        "| model | weights | batch | cache (tokens) | GPUs | method | step (µs) | tokens/s "
+        "| reading the weights (µs) | step / reading |\n"
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+        "| qwen3-8b | random | 1 | 512 | 1 | transformers-eager | failed | failed | - | - |\n"
+        "| qwen3-8b | random | 1 | 512 | 1 | autoregressive | 4,322 | 12,346 | - | 1.23 |\n"
+        "| qwen3-8b | random | 32 | 512 | 1 | autoregressive (`--x`) | 4,322 | 12,346 | - | 1.23 |\n"
+        "<!-- end -->\nbetween\n<!-- results: forward -->\nNo results yet.\n<!-- end -->\nafter\n"
+    )
+
+
+def test_an_unknown_table_is_refused(results):
+    with pytest.raises(InputError, match="'speed'"):
+        fill("<!-- results: speed -->\n<!-- end -->\n", results)
+
+
+def test_a_marker_without_an_end_is_refused(results):
+    with pytest.raises(InputError, match="end"):
+        fill("<!-- results: decode -->\n", results)
+
+
+def test_check_tells_a_stale_readme_and_report_mends_it(results, tmp_path):
+    readme = tmp_path / "README.md"
+    readme.write_text(README)
+    arguments = ["report", "--readme", str(readme), "--results", str(results)]
+    run = CliRunner().invoke
+    assert run(bench, [*arguments, "--check"]).exit_code == 1
+    assert readme.read_text() == README
+    assert run(bench, arguments).exit_code == 0
+    assert run(bench, [*arguments, "--check"]).exit_code == 0
+
+
+def test_the_readme_says_what_the_results_say():
+    readme = ROOT / "README.md"
+    text = readme.read_text(encoding="utf-8")
+    assert fill(text, ROOT / "bench" / "results") == text, "run: specdiff bench report"

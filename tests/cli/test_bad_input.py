@@ -1,0 +1,170 @@
+"""Bad input ends with exit code 2 and one line on stderr that says what is wrong; stdout stays empty."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+AUTOREGRESSIVE = ("--method", "autoregressive")
+
+
+@pytest.fixture
+def refused(specdiff):
+    """Runs the command, asserts that it refuses in one line, and returns the line."""
+
+    def run(*arguments: object) -> str:
+        outcome = specdiff(*arguments)
+        assert outcome.code == 2
+        assert outcome.stdout == ""
+        lines = outcome.stderr.splitlines()
+        assert len(lines) == 1, outcome.stderr
+        assert lines[0].startswith("specdiff: error: ")
+        return lines[0]
+
+    return run
+
+
+def test_unknown_model(refused, tmp_path):
+    line = refused("generate", "--model", tmp_path / "absent", *AUTOREGRESSIVE, "--prompt", "a", "--json")
+    assert "absent" in line
+    assert "no such file or folder" in line
+
+
+def test_absent_tokenizer(refused, tiny_checkpoint, tmp_path):
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny_checkpoint / name, tmp_path)
+    line = refused("generate", "--model", tmp_path, *AUTOREGRESSIVE, "--prompt", "a", "--json")
+    assert "tokenizer" in line
+
+
+def test_empty_prompt(refused, tiny_checkpoint):
+    assert "prompt is empty" in refused("generate", "--model", tiny_checkpoint, *AUTOREGRESSIVE, "--prompt", "")
+
+
+def test_prompt_longer_than_the_context(refused, tiny_checkpoint):
+    line = refused("generate", "--model", tiny_checkpoint, *AUTOREGRESSIVE, "--prompt", "fox " * 100)
+    assert "context of 128 tokens" in line
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "name"),
+    [
+        ("--max-new-tokens", -1, "max_new_tokens"),
+        ("--max-new-tokens", 0, "max_new_tokens"),
+        ("--temperature", -0.5, "temperature"),
+        ("--top-p", 0, "top_p"),
+        ("--top-p", 1.5, "top_p"),
+        ("--top-k", -2, "top_k"),
+        ("--batch-size", 0, "batch_size"),
+    ],
+)
+def test_number_out_of_range(refused, tiny_checkpoint, flag, value, name):
+    line = refused("generate", "--model", tiny_checkpoint, *AUTOREGRESSIVE, "--prompt", "a", flag, value, "--json")
+    assert name in line
+    assert str(value) in line
+
+
+def test_unknown_method_lists_the_methods(refused):
+    line = refused("generate", "--model", "m", "--method", "magic", "--prompt", "a")
+    assert "'magic'" in line
+    assert "'autoregressive'" in line
+
+
+def test_method_that_is_not_available(refused):
+    line = refused("generate", "--model", "m", "--method", "vanilla", "--prompt", "a")
+    assert "method vanilla is not available for m: choose autoregressive" in line
+
+
+@pytest.mark.parametrize("flag", ["--drafter", "--graph", "--threshold", "--delta", "--budget", "--block-size"])
+def test_flag_that_the_method_does_not_read(refused, flag):
+    line = refused("generate", "--model", "m", *AUTOREGRESSIVE, "--prompt", "a", flag, "1")
+    assert f"{flag} has no effect with --method autoregressive" in line
+
+
+def test_both_or_neither_of_prompt_and_prompts(refused, tmp_path):
+    wanted = "give either --prompt TEXT or --prompts FILE.jsonl"
+    assert wanted in refused("generate", "--model", "m", *AUTOREGRESSIVE)
+    both = ("--prompt", "a", "--prompts", tmp_path / "p.jsonl")
+    assert wanted in refused("generate", "--model", "m", *AUTOREGRESSIVE, *both)
+
+
+@pytest.mark.parametrize(("line", "reason"), [("{broken", "not JSON"), ('{"text": "a"}', '"prompt"')])
+def test_broken_line_of_a_prompts_file(refused, tmp_path, line, reason):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'{{"prompt": "a"}}\n{line}\n')
+    message = refused("generate", "--model", "m", *AUTOREGRESSIVE, "--prompts", path)
+    assert f"{path}, line 2: " in message
+    assert reason in message
+
+
+def test_absent_prompts_file(refused, tmp_path):
+    message = refused("generate", "--model", "m", *AUTOREGRESSIVE, "--prompts", tmp_path / "absent.jsonl")
+    assert "absent.jsonl can't be read" in message
+
+
+def test_stream_is_refused_where_it_can_not_work(refused):
+    common = ("generate", "--model", "m", *AUTOREGRESSIVE, "--prompt", "a", "--stream")
+    assert "--json" in refused(*common, "--json")
+    assert "--batch-size" in refused(*common, "--batch-size", 2)
+
+
+def test_exact_needs_float32(refused, tiny_checkpoint):
+    common = ("generate", "--model", tiny_checkpoint, *AUTOREGRESSIVE, "--prompt", "a")
+    assert "float32" in refused(*common, "--exact", "--dtype", "bfloat16")
+
+
+def test_messages_without_a_chat_template(refused, tiny_checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, folder)
+    (folder / "chat_template.jinja").unlink()
+    line = refused("generate", "--model", folder, *AUTOREGRESSIVE, "--prompt", "a", "--chat")
+    assert "no chat template" in line
+
+
+def test_failing_chat_template(refused, tiny_checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, folder)
+    (folder / "chat_template.jinja").write_text("{{ raise_exception('only\\nsystem prompts') }}")
+    assert "only system prompts" in refused("generate", "--model", folder, *AUTOREGRESSIVE, "--prompt", "a")
+
+
+def test_config_with_an_unknown_family(refused, tiny_checkpoint, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "mamba"}))
+    assert "mamba" in refused("generate", "--model", folder, *AUTOREGRESSIVE, "--prompt", "a")
+
+
+def test_destination_that_exists(refused, tiny_checkpoint, tmp_path):
+    line = refused("convert", tiny_checkpoint, tmp_path)
+    assert str(tmp_path) in line
+    assert "exists" in line
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_absent_source(refused, tmp_path):
+    destination = tmp_path / "out"
+    assert "no such file or folder" in refused("convert", tmp_path / "absent", destination)
+    assert "no such file or folder" in refused("check", tmp_path / "absent", "--json")
+    assert not Path(destination).exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ((), "Missing command; see specdiff --help"),
+        (("unknown",), "'unknown'; see specdiff --help"),
+        (("generate", "--xyz"), "No such option: --xyz; see specdiff generate --help"),
+        (("generate", "--method", "autoregressive", "--prompt", "a"), "'--model'; see specdiff generate --help"),
+        (("generate", "--model", "m", "--prompt", "a"), "'--method'"),
+        (("generate", "--seed", "x"), "'--seed'"),
+        (("convert", "only-a-source"), "'DESTINATION'; see specdiff convert --help"),
+        (("models", "surplus"), "surplus"),
+    ],
+)
+def test_usage(refused, arguments, hint):
+    assert hint in refused(*arguments)
