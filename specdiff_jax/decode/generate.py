@@ -81,7 +81,8 @@ def generate(
         top_k: number of candidates to sample from; 0 means all.
         seed: one seed for all (each prompt then draws from the seed and its index), or one a prompt.
         chat: put texts through the chat template; by default where the model has one.
-        exact: float32 and one prompt at a time, so that no result depends on what else is in the batch.
+        exact: float32 and one prompt at a time (on each data-parallel device), so that no result depends on what else
+            is in the batch.
         batch_size: prompts decoded side by side.
         on_text: called with a prompt's index and its next piece of text while it is made.
         on_result: called with a prompt's index and its result as soon as its batch is done.
@@ -101,9 +102,10 @@ def generate(
         raise InputError(
             f"exact needs float32 weights, and {model.name} is loaded as {model.dtype}: load it with float32"
         )
-    batch = 1 if exact else batch_size
-    if model.mesh is not None and batch % model.mesh.shape["data"]:
-        raise InputError(f"a batch of {batch} does not divide over {model.mesh.shape['data']} data-parallel devices")
+    data_parallel = 1 if model.mesh is None else model.mesh.shape["data"]
+    batch = data_parallel if exact else batch_size
+    if batch % data_parallel:
+        raise InputError(f"a batch of {batch} does not divide over {data_parallel} data-parallel devices")
     encoded = [encode_prompt(model, prompt, chat) for prompt in prompts]
     check_lengths(model, encoded, max_new_tokens)
     keys = row_keys(seed, len(prompts))

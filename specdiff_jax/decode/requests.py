@@ -15,6 +15,7 @@ from jaxtyping import Array, Int, Key
 from specdiff_jax.decode.sampling import Sampling
 from specdiff_jax.errors import InputError
 from specdiff_jax.loading import Model
+from specdiff_jax.parallel import batch_sharding
 
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 
@@ -136,7 +137,7 @@ def make_requests(
     if model.mesh is None:
         return requests
     whole = NamedSharding(model.mesh, PartitionSpec())
-    by_row = NamedSharding(model.mesh, PartitionSpec("data"))
+    by_row = batch_sharding(model.mesh)
     rowless = {"stop_ids", "sampling"}
     placed = {
         name: jax.device_put(value, whole if name in rowless else by_row) for name, value in vars(requests).items()

@@ -127,7 +127,9 @@ def test_lowers_for_cuda(splits):
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("case", [(4, 8, 4, 128, 640, True), (1, 3, 3, 64, 2048, False), (32, 8, 4, 128, 640, True)], ids=str)
+@pytest.mark.parametrize(
+    "case", [(4, 8, 4, 128, 640, True), (1, 3, 3, 64, 2048, False), (32, 8, 4, 128, 640, True)], ids=str
+)
 def test_gpu_kernel_equals_oracle(case, splits):
     arrays, norm = inputs(case, jnp.bfloat16)
     expected = oracle(arrays, norm)

@@ -1,0 +1,41 @@
+"""Run on 4 simulated devices by test_sharded.py: generate on several meshes and print the tokens, as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from specdiff_jax.config import ModelConfig, MoEConfig, RotaryConfig
+from specdiff_jax.decode.generate import generate
+from specdiff_jax.loading import random_model
+from specdiff_jax.parallel import make_mesh
+
+MESHES = ((1, 2), (1, 4), (2, 2))
+PROMPTS = [[7, 50, 3], [1] * 20, [90, 2, 2, 61, 4]]
+
+DENSE = ModelConfig(
+    family="qwen3",
+    vocab_size=96,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=8,
+    num_kv_heads=4,
+    head_dim=8,
+    rms_norm_eps=1e-6,
+    rotary=RotaryConfig("default", 1e4, (1.0, 0.1, 0.01, 0.001)),
+    max_position_embeddings=128,
+    qk_norm=True,
+)
+SPARSE = dataclasses.replace(DENSE, family="qwen3_moe", moe=MoEConfig(6, 2, 24, True, (0, 1)))
+
+if __name__ == "__main__":
+    entries = []
+    for config, temperature in ((DENSE, 0.0), (DENSE, 0.8), (SPARSE, 0.0)):
+        runs = {}
+        for shape in (None, *MESHES):
+            model = random_model(config, dtype="float32", mesh=None if shape is None else make_mesh(*shape))
+            results = generate(model, PROMPTS, max_new_tokens=10, temperature=temperature, exact=True)
+            runs[str(shape)] = [list(result.tokens) for result in results]
+        entries.append(runs)
+    print(json.dumps(entries))

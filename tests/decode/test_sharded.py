@@ -1,0 +1,16 @@
+"""Decoding on several devices gives one device's tokens, dense and mixture of experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from workers import run_worker
+
+
+def test_meshes_give_one_devices_tokens():
+    for runs in run_worker(Path(__file__).with_name("sharded_worker.py"), devices=4):
+        alone = runs.pop("None")
+        assert len(runs) == 3
+        assert len({tuple(tokens) for tokens in alone}) > 1
+        for mesh, tokens in runs.items():
+            assert tokens == alone, mesh
