@@ -15,7 +15,6 @@ from transformers import (
     GenerationConfig,
     LlamaForCausalLM,
     Ministral3ForCausalLM,
-    PreTrainedModel,
     Qwen2ForCausalLM,
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
@@ -25,8 +24,10 @@ from convert.checkpoint import Checkpoint
 from convert.trace import Trace
 from specdiff_jax.config import Family, ModelConfig
 
+CausalLM = LlamaForCausalLM | Ministral3ForCausalLM | Qwen2ForCausalLM | Qwen3ForCausalLM | Qwen3MoeForCausalLM
+
 # The two diffusion families are ordinary transformers once their attention is causal.
-_CLASSES: dict[Family, type[PreTrainedModel]] = {
+_CLASSES: dict[Family, type[CausalLM]] = {
     "llama": LlamaForCausalLM,
     "qwen2": Qwen2ForCausalLM,
     "qwen3": Qwen3ForCausalLM,
@@ -37,7 +38,7 @@ _CLASSES: dict[Family, type[PreTrainedModel]] = {
 _RENAMED = {r"^encoder\.": "model.", r"^diffusion_head\.": "lm_head."}
 
 
-def load_transformers(checkpoint: Checkpoint, config: ModelConfig) -> PreTrainedModel:
+def load_transformers(checkpoint: Checkpoint, config: ModelConfig) -> CausalLM:
     """The checkpoint as a Transformers model, whose attention is causal whatever the family.
 
     Args:
@@ -47,6 +48,7 @@ def load_transformers(checkpoint: Checkpoint, config: ModelConfig) -> PreTrained
     model_class = _CLASSES[config.family]
     if model_class is Ministral3ForCausalLM and config.rotary.query_scale_beta is None:
         model_class = LlamaForCausalLM  # Ministral3 can't do without the query scale, in which alone they differ
+    assert model_class.config_class is not None
     given = {key: value for key, value in checkpoint.config.items() if key not in ("architectures", "model_type")}
     settings = model_class.config_class.from_dict(given)
     common: dict[str, Any] = {"config": settings, "dtype": torch.float32, "attn_implementation": "eager"}
@@ -58,7 +60,7 @@ def load_transformers(checkpoint: Checkpoint, config: ModelConfig) -> PreTrained
     return model
 
 
-def trace_transformers(model: PreTrainedModel, prompt: Sequence[int], new_tokens: int) -> Trace:
+def trace_transformers(model: CausalLM, prompt: Sequence[int], new_tokens: int) -> Trace:
     """Continue a prompt greedily by `new_tokens` tokens and record every position that was read."""
     with torch.inference_mode():
         result: Any = model.generate(

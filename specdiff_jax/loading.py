@@ -90,12 +90,10 @@ def random_model(config: ModelConfig, *, dtype: str, mesh: Mesh | None = None, s
         InputError: the dtype isn't supported, or the model can't be split over the mesh.
     """
     graphdef, abstract = abstract_decoder(config, dtype, mesh)
-
-    def initial() -> nnx.State:
-        return nnx.state(Decoder(config, dtype=dtype, rngs=nnx.Rngs(seed)))
-
-    shardings = None if mesh is None else jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    params = jax.jit(initial, out_shardings=shardings)()
+    # Not under jit: one program that draws every layer's weights takes minutes to compile.
+    params = nnx.state(Decoder(config, dtype=dtype, rngs=nnx.Rngs(seed)))
+    if mesh is not None:
+        params = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), params, abstract)
     return Model(f"random {config.family}", config, graphdef, params, None, config.eos_token_ids, mesh)
 
 

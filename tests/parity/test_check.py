@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from flax import nnx
+from gguf import GGMLQuantizationType
+from tiny_gguf import write_gguf
 
 import convert.check
 from convert.assemble import load_parameters
@@ -31,7 +33,10 @@ def two_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("two_prompts")
-@pytest.mark.parametrize("family", ["llama, tied", "qwen3_moe", "fast_dllm_v2", "nemotron_labs_diffusion"])
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3_moe", "fast_dllm_v2", "nemotron_labs_diffusion", "nemotron_labs_diffusion, no query scale"],
+)
 def test_passes(saved: Callable[[str], Saved], family: str) -> None:
     report = check(saved(family).folder)
     assert report.family == family.partition(",")[0]
@@ -60,6 +65,12 @@ def test_sees_one_wrong_layer(saved: Callable[[str], Saved], monkeypatch: pytest
 def test_texts_of_a_checkpoint_with_a_tokenizer(tiny_checkpoint: Path) -> None:
     report = check(tiny_checkpoint, ["the quick fox", "a dog"], max_new_tokens=1)
     assert report.passed
+
+
+@pytest.mark.usefixtures("two_prompts")
+def test_passes_on_a_quantised_gguf(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "model.gguf", "qwen2", GGMLQuantizationType.Q8_0)
+    assert check(tmp_path / "model.gguf").passed
 
 
 @pytest.mark.parametrize(

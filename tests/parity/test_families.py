@@ -88,7 +88,7 @@ def test_block_causal_prefill(saved: Callable[[str], Saved]) -> None:
 def test_query_scale_beyond_its_first_step(tmp_path: Path) -> None:
     """The real 16384 positions of Nemotron-Labs-Diffusion's pre-training, passed by the last rows of a long text."""
     prefix, rows, chunks = 16380, 24, 15
-    rope = torch_families.YARN_ROPE | {"original_max_position_embeddings": 16384}
+    rope = torch_families.YARN_ROPE | torch_families.QUERY_SCALE | {"original_max_position_embeddings": 16384}
     sizes = {
         "num_hidden_layers": 1,
         "num_attention_heads": 1,

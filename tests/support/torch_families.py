@@ -42,8 +42,8 @@ YARN_ROPE = {
     "beta_slow": 1.0,
     "mscale": 1.0,
     "mscale_all_dim": 1.0,
-    "llama_4_scaling_beta": 0.1,
 }
+QUERY_SCALE = {"llama_4_scaling_beta": 0.1}
 EXPERTS: dict[str, Any] = {
     "num_hidden_layers": 3,
     "mlp_only_layers": [1],
@@ -68,7 +68,8 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe": ("Qwen3Moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": True}),
     "qwen3_moe, plain weights": ("Qwen3Moe", {**EXPERTS, "head_dim": 16, "norm_topk_prob": False}),
     "fast_dllm_v2": ("Qwen2", {"tie_word_embeddings": True}),
-    "nemotron_labs_diffusion": ("Ministral3", {"head_dim": 16, "rope_parameters": YARN_ROPE}),
+    "nemotron_labs_diffusion": ("Ministral3", {"head_dim": 16, "rope_parameters": YARN_ROPE | QUERY_SCALE}),
+    "nemotron_labs_diffusion, no query scale": ("Llama", {"head_dim": 16, "rope_parameters": YARN_ROPE}),
 }
 # What a diffusion family's config.json has in place of the plain family's.
 DIFFUSION: dict[str, dict[str, Any]] = {
@@ -113,10 +114,11 @@ def save(family: str, folder: Path, changes: Mapping[str, Any] | None = None) ->
             offset = 1.0 if "norm" in parameter_name else 0.0
             parameter.copy_(offset + (0.3 if parameter.ndim == 1 else SIZES["hidden_size"] ** -0.5) * values)
     reference.save_pretrained(folder)
-    if family in DIFFUSION:
+    published = family.partition(",")[0]
+    if published in DIFFUSION:
         path = folder / "config.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | DIFFUSION[family]))
-    if family == "nemotron_labs_diffusion":
+        path.write_text(json.dumps(json.loads(path.read_text()) | DIFFUSION[published]))
+    if published == "nemotron_labs_diffusion":
         tensors = {
             tensor_name.replace("model.", "encoder.", 1).replace("lm_head", "diffusion_head"): tensor
             for tensor_name, tensor in reference.state_dict().items()
