@@ -38,7 +38,7 @@ class HeadNorm(NamedTuple):
 
 def supports(group: int, head_dim: int, dtype: DTypeLike) -> bool:
     """Whether the kernel takes the shapes: bfloat16 (Triton multiplies float32 as TF32), head_dim a power of two."""
-    return dtype == jnp.bfloat16 and group < QUERY_TILE and head_dim >= 32 and head_dim.bit_count() == 1
+    return jnp.dtype(dtype) == jnp.bfloat16 and group < QUERY_TILE and head_dim >= 32 and head_dim.bit_count() == 1
 
 
 def split_count(programs: int, capacity: int, multiprocessors: int = 132) -> int:

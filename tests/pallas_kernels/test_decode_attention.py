@@ -107,6 +107,7 @@ def test_split_count_fills_the_gpu_and_leaves_each_program_two_tiles():
 
 def test_supported_shapes():
     assert supports(4, 128, jnp.bfloat16)
+    assert supports(4, 128, "bfloat16")
     assert not supports(4, 128, jnp.float32)
     assert not supports(4, 96, jnp.bfloat16)
     assert not supports(16, 128, jnp.bfloat16)
