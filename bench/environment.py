@@ -17,7 +17,7 @@ class Environment:
 
     Attributes:
         command: what was typed.
-        gpu: the GPU's name in lower case with dashes, "cpu" without one; results are kept in a folder of that name.
+        gpu: the GPU's name in lower case with dashes (h200), "cpu" without one; names the folder of the results.
         driver: version of the GPU's driver; None without one.
         jax: version of jax.
         date: day of the measurement (UTC).
@@ -57,7 +57,7 @@ def _gpu() -> tuple[str, str | None]:
     if listing is None:
         return "cpu", None
     name, driver = listing.splitlines()[0].rsplit(",", 1)
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-"), driver.strip()
+    return re.sub(r"[^a-z0-9]+", "-", name.lower().removeprefix("nvidia")).strip("-"), driver.strip()
 
 
 def _output(*command: str) -> str | None:

@@ -102,9 +102,20 @@ def decode_attention(
     )(projected, keys, values, lengths, cos, sin, scale, *weights)
     if splits == 1:
         return mixed[:, :, 0], keys, values
-    share = jnp.exp(peak - peak.max(2, keepdims=True)) * mass
-    share = share / share.sum(2, keepdims=True)
-    return jnp.einsum("bksg,bksgd->bkgd", share, mixed).astype(projected.dtype), keys, values
+    return _merge(mixed, peak, mass).astype(projected.dtype), keys, values
+
+
+def _merge(
+    mixed: Float[Array, "batch kv_heads splits group head_dim"],
+    peak: Float[Array, "batch kv_heads splits group"],
+    mass: Float[Array, "batch kv_heads splits group"],
+) -> Float[Array, "batch kv_heads group head_dim"]:
+    """Softmax states of all splits as one, by log-sum-exp; written out per split, so that it compiles to one launch."""
+    splits = range(peak.shape[2])
+    highest = functools.reduce(jnp.maximum, (peak[:, :, split] for split in splits))
+    shares = [jnp.exp(peak[:, :, split] - highest) * mass[:, :, split] for split in splits]
+    weighted = [share[..., None] * mixed[:, :, split] for split, share in zip(splits, shares, strict=True)]
+    return functools.reduce(jnp.add, weighted) / functools.reduce(jnp.add, shares)[..., None]
 
 
 def _kernel(

@@ -14,7 +14,7 @@ from specdiff_jax.cli.bench import bench
 from specdiff_jax.errors import InputError
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENT = Environment("specdiff bench decode", "nvidia-h200", "580.1", "0.11.2", "2026-01-01", "aaa")
+ENVIRONMENT = Environment("specdiff bench decode", "h200", "580.1", "0.11.2", "2026-01-01", "aaa")
 README = (
     "before\n<!-- results: decode -->\nstale\n<!-- end -->\nbetween\n<!-- results: forward -->\n<!-- end -->\nafter\n"
 )
@@ -52,7 +52,7 @@ def results(tmp_path) -> Path:
 def test_tables_hold_the_rows_in_order_and_text_around_them_stays(results):
     assert fill(README, results) == (
         "before\n<!-- results: decode -->\n"
-        "`nvidia-h200`, driver 580.1, jax 0.11.2, 2026-01-01, commit aaa:\n\n"
+        "`h200`, driver 580.1, jax 0.11.2, 2026-01-01, commit aaa:\n\n"
         "| model | weights | batch | cache (tokens) | GPUs | method | step (µs) | tokens/s "
         "| reading the weights (µs) | step / reading |\n"
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |\n"

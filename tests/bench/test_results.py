@@ -10,8 +10,8 @@ from bench.environment import Environment, read_environment
 from bench.results import add_rows, read_results
 from specdiff_jax.errors import InputError
 
-OLD = Environment("specdiff bench decode", "nvidia-h200", "580.1", "0.11.2", "2026-01-01", "aaa")
-NEW = Environment("specdiff bench decode --batch 1", "nvidia-h200", "580.1", "0.11.2", "2026-01-02", "bbb")
+OLD = Environment("specdiff bench decode", "h200", "580.1", "0.11.2", "2026-01-01", "aaa")
+NEW = Environment("specdiff bench decode --batch 1", "h200", "580.1", "0.11.2", "2026-01-02", "bbb")
 
 
 def row(batch: int, implementation: str | None = "xla", **rest: object) -> dict[str, object]:
@@ -26,7 +26,7 @@ def values(file) -> list[object]:
 def test_the_head_tells_of_the_newest_rows_and_each_row_of_itself(tmp_path):
     add_rows(tmp_path, "decode", OLD, [row(1, tokens_per_second=10)])
     file = add_rows(tmp_path, "decode", NEW, [row(32, tokens_per_second=20)])
-    assert file == tmp_path / "nvidia-h200" / "decode.json"
+    assert file == tmp_path / "h200" / "decode.json"
     content = json.loads(file.read_text())
     assert list(content) == ["command", "gpu", "driver", "jax", "date", "commit", "rows"]
     assert content["commit"] == "bbb"
@@ -48,7 +48,7 @@ def test_an_error_gives_way_to_a_number_but_not_the_other_way_round(tmp_path):
 
 @pytest.mark.parametrize("content", ["", "[]", '{"rows": 1}'])
 def test_a_damaged_file_is_named_and_left_alone(tmp_path, content):
-    file = tmp_path / "nvidia-h200" / "decode.json"
+    file = tmp_path / "h200" / "decode.json"
     file.parent.mkdir()
     file.write_text(content)
     with pytest.raises(InputError, match=r"decode\.json"):
@@ -70,5 +70,5 @@ def test_the_environment_with_a_gpu(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
     environment = read_environment([], None)
-    assert (environment.gpu, environment.driver) == ("nvidia-h200", "580.159.04")
+    assert (environment.gpu, environment.driver) == ("h200", "580.159.04")
     assert environment.commit == "unknown"  # there is no git on this path

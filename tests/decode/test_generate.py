@@ -14,7 +14,7 @@ import specdiff_jax.decode.autoregressive as autoregressive
 from specdiff_jax.config import ModelConfig, RotaryConfig
 from specdiff_jax.decode.generate import generate
 from specdiff_jax.errors import InputError
-from specdiff_jax.loading import Model
+from specdiff_jax.loading import Model, load
 from specdiff_jax.model import Decoder
 
 CONFIG = ModelConfig(
@@ -116,9 +116,30 @@ def test_one_seed_gives_equal_prompts_different_draws(model):
     assert [r.tokens for r in twice] == [r.tokens for r in again]
 
 
-def test_streamed_pieces_are_the_result(model):
+def test_streamed_pieces_are_the_results(tiny_checkpoint):
+    streamed = load(tiny_checkpoint, dtype="float32")
+    pieces: dict[int, list[str]] = {0: [], 1: [], 2: []}
+    prompts = ["the dog", "é", "日本"]
+    # Sampled hot, the random model writes bytes that form characters only by chance: the hardest text to cut.
+    options = {"max_new_tokens": 30, "batch_size": 2, "temperature": 3.0}
+    results = generate(streamed, prompts, on_text=lambda index, piece: pieces[index].append(piece), **options)
+    assert ["".join(pieces[index]) for index in range(3)] == [result.text for result in results]
+    assert max(map(len, pieces.values())) > 3
+    assert [result.tokens for result in results] == [r.tokens for r in generate(streamed, prompts, **options)]
+
+
+def test_streaming_needs_a_tokenizer(model):
     with pytest.raises(InputError, match="tokenizer"):
         generate(model, PROMPTS[:1], on_text=lambda index, piece: None)
+
+
+def test_the_loop_writes_the_cache_in_place(model):
+    fresh = dataclasses.replace(model, programs={})
+    generate(fresh, PROMPTS[:1], max_new_tokens=4)
+    (loop,) = (program for key, program in fresh.programs.items() if key[0] == "decode")
+    capacity = 2 * 32  # bucket and room
+    cache_bytes = 2 * CONFIG.num_layers * CONFIG.num_kv_heads * capacity * CONFIG.head_dim * 4
+    assert loop.memory_analysis().alias_size_in_bytes >= cache_bytes
 
 
 def test_results_arrive_as_they_are_made(model):
