@@ -9,12 +9,12 @@ from typing import Any, Literal
 from convert.gguf_config import generation_config, model_config
 from convert.gguf_file import open_gguf
 from convert.gguf_tokenizer import tokenizer_files
-from convert.json_file import read_json
 from convert.names import IGNORED
 from convert.orbax_folder import MANIFEST, read_manifest
 from convert.safetensors_files import PICKLE_SUFFIXES, open_safetensors
 from convert.tensors import TensorSource
 from specdiff_jax.errors import InputError
+from specdiff_jax.json_file import read_json
 from specdiff_jax.text import TOKENIZER_FILES
 
 

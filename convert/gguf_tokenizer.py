@@ -6,11 +6,12 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from convert.gguf_file import GgufFile
 from specdiff_jax.errors import InputError
+from specdiff_jax.text import words_with_digits
 
 # Token types of llama.cpp; the other types are plain vocabulary.
 CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
@@ -32,16 +33,6 @@ class Rules:
     nfc: bool = False
     ignore_merges: bool = False
     add_bos: bool = False
-
-
-def words_with_digits(digits: str) -> PreTokenizer:
-    """The cut of Qwen2 and Llama 3, which differ in how many digits stay together (a regex)."""
-    pattern = (
-        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
-        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-    )
-    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
 RULES = {

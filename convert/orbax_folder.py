@@ -15,10 +15,10 @@ import orbax.checkpoint as ocp
 from flax import nnx
 from jax.sharding import SingleDeviceSharding
 
-from convert.json_file import read_json, write_json
 from convert.listing import listed
 from convert.params import named, with_arrays
 from specdiff_jax.errors import InputError
+from specdiff_jax.json_file import read_json, write_json
 
 MANIFEST = "specdiff.json"
 PARAMS = "params"

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from convert.json_file import read_json
 from convert.listing import listed
 from convert.tensors import TensorInfo
 from specdiff_jax.errors import InputError
+from specdiff_jax.json_file import read_json
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

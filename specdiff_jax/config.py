@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from specdiff_jax.errors import InputError
 from specdiff_jax.ignored_keys import IGNORED_KEYS
+from specdiff_jax.json_file import read_json
 from specdiff_jax.keys import Keys, is_whole, shown
 from specdiff_jax.rotary_config import RotaryConfig, read_rotary
 
@@ -117,18 +118,8 @@ def read_config(path: Path) -> ModelConfig:
     Raises:
         InputError: if there is none, it isn't a JSON object, or its settings are wrong or not supported.
     """
-    file = path
-    try:
-        file = path / "config.json" if path.is_dir() else path
-        raw = json.loads(file.read_text(encoding="utf-8"), object_pairs_hook=_without_repeats)
-    except OSError as error:
-        why = f"cannot be read ({error.strerror}); give a config.json or the folder with it"
-        raise InputError(f"{file}: {why}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file}: not valid JSON ({error})") from error
-    if not isinstance(raw, dict):
-        raise InputError(f"{file}: must hold a JSON object")
-    return parse_config(raw, str(file))
+    file = path / "config.json" if os.path.isdir(path) else path
+    return parse_config(read_json(file), str(file))
 
 
 def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
@@ -202,15 +193,6 @@ def read_stop_ids(generation_config: Mapping[str, Any], config: ModelConfig) -> 
     keys.require(in_vocabulary, f"must be below the vocabulary size {config.vocab_size}", "eos_token_id")
     keys.raise_faults("generation_config.json")
     return tuple(dict.fromkeys((*ids, *config.eos_token_ids)))
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object, in which a key that stands twice is an error instead of the last one winning."""
-    values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"key {shown(next(name for name in names if names.count(name) > 1))} stands twice")
-    return values
 
 
 def _family(raw: Mapping[str, Any], source: str) -> Family:

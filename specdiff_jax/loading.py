@@ -113,7 +113,7 @@ def convert_checkpoint(source: str | Path, destination: Path, dtype: str | None 
     checkpoint = open_checkpoint(resolve(str(source)))
     config = parse_config(checkpoint.config, checkpoint.config_location)
     _, abstract = abstract_decoder(config, dtype or checkpoint.dtype, None)
-    host = SingleDeviceSharding(jax.local_devices(backend="cpu")[0])  # copying weights takes no accelerator
+    host = SingleDeviceSharding(_host_device())
     on_host = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=host), abstract)
     save(
         _read_params(checkpoint, config, on_host),
@@ -141,6 +141,14 @@ def abstract_decoder(config: ModelConfig, dtype: str, mesh: Mesh | None) -> tupl
         return graphdef, abstract
     check_parallel(config, mesh)
     return graphdef, shard_abstract(abstract, mesh)
+
+
+def _host_device() -> jax.Device:
+    """The CPU, since copying weights takes no accelerator; the default device where JAX_PLATFORMS excludes it."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        return jax.local_devices()[0]
 
 
 def _read_params(checkpoint: Checkpoint, config: ModelConfig, abstract: nnx.State) -> nnx.State:

@@ -24,11 +24,6 @@ TOKENIZER_FILES = (
 
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-# The pre-tokenization rule of Qwen2, as Transformers gives it to a checkpoint that has no tokenizer.json.
-_QWEN2_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
 
 
 class TextTokenizer:
@@ -174,17 +169,22 @@ def _read_backend(files: Mapping[str, str], settings: Mapping[str, Any], source:
     )
 
 
+def words_with_digits(digits: str) -> pre_tokenizers.PreTokenizer:
+    """The cut into words of Qwen2 and Llama 3, which differ in how many digits stay together (a regex)."""
+    pattern = (
+        rf"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|{digits}"
+        r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    )
+    split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    return pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
 def _qwen2_backend(vocab: dict[str, int], merges: str) -> Tokenizer:
     lines = merges.removesuffix("\n").split("\n")
     pairs = [line.partition(" ")[::2] for line in lines[lines[0].startswith("#version") :]]
     backend = Tokenizer(models.BPE(vocab=vocab, merges=pairs))
     backend.normalizer = normalizers.NFC()
-    backend.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_QWEN2_WORDS), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    backend.pre_tokenizer = words_with_digits(r"\p{N}")
     backend.decoder = decoders.ByteLevel()
     return backend
 
