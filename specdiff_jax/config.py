@@ -74,7 +74,7 @@ class ModelConfig:
 
 
 # What is created once per layer or per dimension stays within memory, whatever a broken file says.
-_MAX_LAYERS = 10_000
+_MAX_LAYERS = 1_000
 _MAX_HEAD_DIM = 65_536
 
 # Architecture -> (model_type, family).

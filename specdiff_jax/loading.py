@@ -135,12 +135,23 @@ def abstract_decoder(config: ModelConfig, dtype: str, mesh: Mesh | None) -> tupl
         raise InputError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
     implementation = default_implementation(1 if mesh is None else mesh.size)
     graphdef, abstract = nnx.split(
-        nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=nnx.Rngs(0), implementation=implementation))
+        nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=_OneKey(), implementation=implementation))
     )
     if mesh is None:
         return graphdef, abstract
     check_parallel(config, mesh)
     return graphdef, shard_abstract(abstract, mesh)
+
+
+class _OneKey(nnx.Rngs):
+    """Keys where only shapes are wanted: `nnx.Rngs` counts its keys, which takes layers squared while tracing."""
+
+    def __init__(self) -> None:
+        """Keep nothing: every key is the same."""
+
+    def params(self) -> jax.Array:
+        """A key."""
+        return jax.random.key(0)
 
 
 def _host_device() -> jax.Device:

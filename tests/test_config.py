@@ -237,7 +237,7 @@ def test_keys_that_change_nothing(family: str, change: dict[str, Any]) -> None:
         ("hidden_size", ABSENT, "hidden_size is missing"),
         ("vocab_size", None, "vocab_size is missing"),
         ("num_hidden_layers", 0, "num_hidden_layers=0: must be a whole number"),
-        ("num_hidden_layers", 10**9, "num_hidden_layers=1000000000: must be a whole number from 1 to 10000"),
+        ("num_hidden_layers", 10**9, "num_hidden_layers=1000000000: must be a whole number from 1 to 1000"),
         ("num_attention_heads", -4, "num_attention_heads=-4: must be a whole number"),
         ("intermediate_size", "96", 'intermediate_size="96": must be a whole number'),
         ("hidden_size", True, "hidden_size=true: must be a whole number"),
