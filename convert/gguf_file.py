@@ -109,13 +109,13 @@ def open_gguf(path: Path) -> GgufFile:
     """
     try:
         reader = FastReader(path)
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
     except OSError as error:
         raise InputError(f"{path}: can't be read ({error.strerror})") from error
-    except (ValueError, IndexError, KeyError) as error:  # what the reader's slices of a short file give
+    except (ValueError, IndexError, KeyError) as error:  # what slices of a short file and broken texts give
         raise InputError(f"{path}: truncated or no GGUF file ({error}); download it again") from error
     if reader.byte_order != "I":
         raise InputError(f"{path}: is of the other byte order; convert it with gguf-convert-endian first")
-    metadata = {name: field.contents() for name, field in reader.fields.items()}
     if metadata.get("split.count", 1) > 1:
         raise InputError(f"{path}: is one of {metadata['split.count']} parts; merge them with llama-gguf-split first")
     for kind in {tensor.tensor_type for tensor in reader.tensors}:

@@ -124,7 +124,7 @@ def check_free(destination: Path) -> None:
     Raises:
         InputError: as said.
     """
-    if destination.exists():
+    if os.path.exists(destination):  # unlike Path.exists, no error for a name that is too long
         raise InputError(f"{destination}: exists already; choose another destination or remove it")
     if not destination.absolute().parent.is_dir():
         raise InputError(f"{destination.absolute().parent}: is no folder; create it first")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,8 +69,8 @@ def resolve(name: str) -> Path:
     Raises:
         InputError: there is no such model, or it can't be downloaded.
     """
-    path = Path(name).expanduser()
-    if path.exists():
+    path = Path(os.path.expanduser(name))
+    if os.path.exists(path):  # unlike Path.exists, no error for a name that is too long
         return path
     for model in BUNDLED:
         if name == model.name:

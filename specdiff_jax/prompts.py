@@ -43,7 +43,7 @@ def read_prompts(path: Path) -> list[PromptEntry]:
 def _entry(line: str, where: str) -> PromptEntry:
     try:
         value = json.loads(line)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{where}: not JSON: {error}") from error
     if not isinstance(value, dict) or ("prompt" in value) == ("messages" in value):
         raise InputError(f'{where}: needs an object with either "prompt" (text) or "messages" (chat)')

@@ -146,7 +146,7 @@ def _json_object(files: Mapping[str, str], name: str, source: str) -> dict[str, 
         return {}
     try:
         value = json.loads(files[name])
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{source}: {name} is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InputError(f"{source}: {name} must hold an object")
@@ -220,7 +220,8 @@ def _template_of(settings: Mapping[str, Any]) -> str | None:
     """The template in tokenizer_config.json: one text, or the one named "default" of a list."""
     template = settings.get("chat_template")
     if isinstance(template, list):
-        return next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        return named.get("default")
     return template
 
 

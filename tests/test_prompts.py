@@ -63,3 +63,9 @@ def test_an_unreadable_file_is_named(tmp_path):
     (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe")
     with pytest.raises(InputError, match=r"binary\.jsonl can't be read"):
         read_prompts(tmp_path / "binary.jsonl")
+
+
+@pytest.mark.parametrize("line", ["[" * 100_000, '{"prompt": "x", "id": ' + "9" * 5000 + "}"])
+def test_json_beyond_pythons_limits_is_refused(tmp_path, line):
+    with pytest.raises(InputError, match="line 1: not JSON"):
+        read_prompts(write(tmp_path, line))

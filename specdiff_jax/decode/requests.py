@@ -58,6 +58,7 @@ def encode_prompt(model: Model, prompt: Prompt, chat: bool | None) -> tuple[int,
     """
     if len(prompt) == 0:
         raise InputError("the prompt is empty: give at least one character")
+    _check_unicode(prompt)
     if not isinstance(prompt, str) and not isinstance(prompt[0], dict):
         ids = tuple(int(token) for token in prompt)  # type: ignore[arg-type]
     else:
@@ -68,6 +69,15 @@ def encode_prompt(model: Model, prompt: Prompt, chat: bool | None) -> tuple[int,
     if outside:
         raise InputError(f"the prompt holds token id {outside[0]}, beyond the vocabulary of {model.config.vocab_size}")
     return ids
+
+
+def _check_unicode(prompt: Prompt) -> None:
+    texts = [prompt] if isinstance(prompt, str) else [m.get("content") for m in prompt if isinstance(m, dict)]
+    for text in texts:
+        try:
+            str(text).encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"the prompt {text!a} holds half a character, a lone surrogate") from error
 
 
 def _encode_text(model: Model, prompt: str | Sequence[dict[str, str]], chat: bool | None) -> tuple[int, ...]:

@@ -11,6 +11,9 @@ from jaxtyping import Array, Float, Int, Key
 
 from specdiff_jax.errors import InputError
 
+# Beyond these, logits over temperature leave float32 or all look alike.
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e6
+
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
@@ -42,8 +45,9 @@ def sampling(temperature: float, top_p: float, top_k: int, vocab_size: int) -> S
     Raises:
         InputError: a value is out of range.
     """
-    if not temperature >= 0 or temperature == float("inf"):
-        raise InputError(f"temperature must be 0 (greedy) or a positive number, not {temperature}")
+    if temperature != 0 and not MIN_TEMPERATURE <= temperature <= MAX_TEMPERATURE:
+        limits = f"from {MIN_TEMPERATURE:g} to {MAX_TEMPERATURE:g}"
+        raise InputError(f"temperature must be 0 (greedy) or a number {limits}, not {temperature}")
     if not 0 < top_p <= 1:
         raise InputError(f"top_p must be above 0 and at most 1, not {top_p}")
     if top_k < 0:
@@ -66,7 +70,8 @@ def keep_likely(
     ranked = jnp.where(jnp.arange(ranked.shape[-1]) < top_k, ranked, -jnp.inf)
     mass = jax.nn.softmax(ranked, axis=-1)
     before = jnp.cumsum(mass, axis=-1) - mass
-    kept = (before < top_p) & (ranked > -jnp.inf)
+    first = jnp.arange(ranked.shape[-1]) == 0  # kept even where top_p is too small for float32
+    kept = first | ((before < top_p) & (ranked > -jnp.inf))
     threshold = jnp.min(jnp.where(kept, ranked, jnp.inf), axis=-1, keepdims=True)
     return jnp.where(logits >= threshold, logits, -jnp.inf)
 

@@ -109,3 +109,9 @@ def test_a_failed_download_is_one_line(error: Exception, hub: Callable[[Any], li
 @pytest.mark.parametrize("name", ["a/b/c", "two words"])
 def test_neither_path_nor_id(name: str) -> None:
     assert "no Hugging Face id" in refused(name)
+
+
+@pytest.mark.parametrize("name", ["a" * 3000, "~nosuchuser/model", "/" + "b" * 3000])
+def test_names_that_no_file_system_takes(name: str) -> None:
+    with pytest.raises(InputError, match="no such file or folder"):
+        resolve(name)

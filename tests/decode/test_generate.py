@@ -193,6 +193,7 @@ def test_exact_needs_float32(decoder):
         ([[]], {}, "empty"),
         ([""], {}, "empty"),
         (["text"], {}, "tokenizer"),
+        (["half \ud83d a character"], {}, "surrogate"),
         ([[1, 97]], {}, "97"),
         ([[1, -1]], {}, "-1"),
         ([[1] * 500], {"max_new_tokens": 13}, "512"),

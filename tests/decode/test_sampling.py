@@ -42,6 +42,11 @@ def test_filters_keep_what_their_definition_keeps(values, top_p, top_k):
     assert int(np.argmax(logits)) in got
 
 
+def test_a_vanishing_nucleus_keeps_the_likeliest():
+    kept = keep_likely(jnp.asarray([[0.0, 2.0, 1.0]]), jnp.float32(1e-46), jnp.int32(3))
+    assert np.flatnonzero(np.isfinite(kept[0])).tolist() == [1]
+
+
 def test_greedy_takes_the_largest():
     logits = jnp.asarray([[0.0, 3.0, 1.0], [2.0, -1.0, 1.9]])
     keys = jax.random.split(jax.random.key(0), 2)
@@ -84,6 +89,8 @@ def test_a_row_draws_the_same_wherever_it_stands():
         ((-0.1, 1.0, 0), "temperature"),
         ((float("nan"), 1.0, 0), "temperature"),
         ((float("inf"), 1.0, 0), "temperature"),
+        ((1e-40, 1.0, 0), "temperature"),
+        ((1e39, 1.0, 0), "temperature"),
         ((1.0, 0.0, 0), "top_p"),
         ((1.0, 1.1, 0), "top_p"),
         ((1.0, 1.0, -1), "top_k"),
