@@ -269,6 +269,11 @@ def test_a_stream_of_any_ids_joins_to_what_decode_says(tiny, byte_fallback, data
         assert "".join(pieces_of(tokenizer, ids, size)) == tokenizer.decode(ids)
 
 
+def test_an_id_without_a_token_parts_no_bytes(byte_fallback):
+    ids = [1, byte_fallback.vocab_size, 129]  # <0x00>, nothing, <0x80>
+    assert "".join(pieces_of(byte_fallback, ids, 1)) == byte_fallback.decode(ids)
+
+
 def test_a_split_emoji_is_shown_at_its_last_byte(tiny):
     ids = tiny.encode("a🙂b")
     assert len(ids) == 6
