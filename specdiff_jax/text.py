@@ -120,7 +120,7 @@ class TextStream:
 
     def push(self, ids: Sequence[int]) -> str:
         """Take the next ids and return the text that they complete, maybe none."""
-        # Ids that stand for no text (a padded vocabulary has some past its tokens) must not part bytes that decode joins.
+        # Ids without a text (a padded vocabulary has some past its tokens) must not part bytes that decode joins.
         silent, size = self._tokenizer.special_ids, self._tokenizer.vocab_size
         self._held += [token for token in ids if token not in silent and token < size]
         if not self._held or self._tokenizer.is_byte(self._held[-1]):
