@@ -53,7 +53,7 @@ def measure(
         "implementation": implementation(model),
         "seconds": timing.seconds,
         "spread": timing.spread,
-        "weight_bytes": weight_bytes(model),
+        "weight_bytes": weight_bytes(model, batch),
         "cache_bytes": cache_bytes(model.config, batch, cache_tokens, model.dtype.itemsize, devices),
     }
 

@@ -49,6 +49,6 @@ def measure(name: str, dtype: str, rows: int, cache_tokens: int, steps: int, rep
     return {
         "seconds": timing.seconds,
         "spread": timing.spread,
-        "weight_bytes": weight_bytes(model),
+        "weight_bytes": weight_bytes(model, rows),
         "cache_bytes": cache_bytes(model.config, 1, cache_tokens, model.dtype.itemsize, 1),
     }

@@ -24,16 +24,21 @@ def implementation(model: Model) -> str:
     return "triton" if decoder.layers[0].attention.decode_kernel else "xla"
 
 
-def weight_bytes(model: Model) -> int:
-    """Bytes of weights that one device reads in a forward: all that it holds, but no embedding table that is no head.
+def weight_bytes(model: Model, rows: int) -> int:
+    """Bytes of weights that one device reads in a forward of `rows` tokens.
 
-    Raises:
-        NotImplementedError: for a sparse model, which reads only some experts.
+    That is all that it holds, but no embedding table that is no head, and of the experts those that are expected to be
+    chosen where each token takes any of them with equal chance.
     """
+    leaves = jax.tree.leaves(model.params)
+    total = sum(map(_local_bytes, leaves))
+    if not model.config.tie_embeddings:
+        total -= _embedding_bytes(model.params)
     if model.config.moe is not None:
-        raise NotImplementedError("the weights that a sparse model reads in a forward are not counted yet")
-    total = sum(map(_local_bytes, jax.tree.leaves(model.params)))
-    return total if model.config.tie_embeddings else total - _embedding_bytes(model.params)
+        experts = sum(_local_bytes(leaf) for leaf in leaves if leaf.ndim == 3)  # (expert, in, out): no other has three
+        idle = (1 - model.config.moe.experts_per_token / model.config.moe.num_experts) ** rows
+        total -= round(experts * idle)
+    return total
 
 
 def _embedding_bytes(params: nnx.State) -> int:

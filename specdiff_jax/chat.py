@@ -52,7 +52,9 @@ class ChatTemplate:
 
 
 def check_messages(messages: object, where: str) -> None:
-    """Refuse anything but a non-empty list of objects that each have a textual `role`.
+    """Refuse anything but a non-empty list of objects that each have a textual `role` and a `content`.
+
+    The content is a text, or a list where the template takes parts; a message with other keys (tool calls) needs none.
 
     Raises:
         InputError: naming `where` and the first message that is wrong.
@@ -62,6 +64,10 @@ def check_messages(messages: object, where: str) -> None:
     for index, message in enumerate(messages):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise InputError(f'{where}: message {index} must be an object with a textual "role" and its "content"')
+        content = message.get("content")
+        bare = content is None and message.keys() <= {"role", "content"}
+        if bare or not isinstance(content, str | list | None):
+            raise InputError(f'{where}: message {index} must have a textual "content"')
 
 
 class _GenerationBlock(Extension):

@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from specdiff_jax.chat import ChatTemplate
 from specdiff_jax.errors import InputError
+from specdiff_jax.keys import shown
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -59,9 +60,11 @@ class TextTokenizer:
             InputError: tokenizer.json is absent or broken, or the files contradict each other.
         """
         settings = _json_object(files, "tokenizer_config.json", source)
+        named = {**_json_object(files, "special_tokens_map.json", source), **settings}
+        _check_types(named, source)
         backend = _read_backend(files, settings, source)
         _add_tokens(backend, settings, _json_object(files, "added_tokens.json", source), source)
-        special = _special_tokens({**_json_object(files, "special_tokens_map.json", source), **settings})
+        special = _special_tokens(named)
         known = [content for content in special.values() if backend.token_to_id(content) is not None]
         backend.add_special_tokens(known)
         text = files.get("chat_template.jinja") or _template_of(settings)
@@ -155,8 +158,21 @@ def _json_object(files: Mapping[str, str], name: str, source: str) -> dict[str, 
     return value
 
 
+def _check_types(settings: Mapping[str, Any], source: str) -> None:
+    """Refuse values that Transformers never writes, rather than take them for absent."""
+    for key in ("tokenizer_class", *_SPECIAL_ROLES):
+        value = settings.get(key)
+        content = value.get("content", 0) if isinstance(value, dict) and key in _SPECIAL_ROLES else value
+        if not isinstance(content, str | None):
+            raise InputError(f"{source}: tokenizer setting {key}={shown(value)}: must be a text")
+    if not isinstance(settings.get("chat_template"), str | list | None):
+        raise InputError(
+            f"{source}: tokenizer setting chat_template={shown(settings['chat_template'])}: must be a text"
+        )
+
+
 def _read_backend(files: Mapping[str, str], settings: Mapping[str, Any], source: str) -> Tokenizer:
-    is_qwen2 = str(settings.get("tokenizer_class", "")).startswith("Qwen2Tokenizer")
+    is_qwen2 = (settings.get("tokenizer_class") or "").startswith("Qwen2Tokenizer")
     try:
         if "tokenizer.json" in files:
             return Tokenizer.from_str(files["tokenizer.json"])

@@ -210,6 +210,10 @@ def test_qwen2_without_tokenizer_json_is_built_from_vocab_and_merges(tiny_tokeni
         ({"tokenizer.json": "{}"}, "tokenizer.json can't be read"),
         ({"tokenizer.json": "{}", "tokenizer_config.json": "["}, "tokenizer_config.json is not JSON"),
         ({"tokenizer.json": "{}", "tokenizer_config.json": "[]"}, "tokenizer_config.json must hold an object"),
+        ({"tokenizer_config.json": '{"tokenizer_class": 3}'}, "tokenizer setting tokenizer_class=3: must be a text"),
+        ({"tokenizer_config.json": '{"eos_token": ["x"]}'}, r'tokenizer setting eos_token=\["x"\]: must be a text'),
+        ({"special_tokens_map.json": '{"bos_token": {"id": 1}}'}, "tokenizer setting bos_token="),
+        ({"tokenizer_config.json": '{"chat_template": 5}'}, "tokenizer setting chat_template=5"),
     ],
 )
 def test_unusable_files_are_named(files, message):

@@ -20,6 +20,7 @@ from specdiff_jax.parallel import batch_sharding
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 
 SMALLEST_BUCKET = 32
+MAX_SEED = 2**32 - 1  # what a jax random key can be made from
 
 
 @jax.tree_util.register_dataclass
@@ -114,13 +115,17 @@ def row_keys(seed: int | Sequence[int], count: int) -> Key[Array, " count"]:
     """One random key a prompt: from its own seed where `seed` lists them, else from the seed and the prompt's index.
 
     Raises:
-        InputError: the list has another length than the prompts.
+        InputError: a seed is out of range, or the list has another length than the prompts.
     """
+    seeds = [seed] if isinstance(seed, int) else seed
+    outside = [value for value in seeds if not 0 <= value <= MAX_SEED]
+    if outside:
+        raise InputError(f"seed must be a whole number from 0 to {MAX_SEED}, not {outside[0]}")
     if isinstance(seed, int):
-        return jax.vmap(lambda index: jax.random.fold_in(jax.random.key(seed & 0xFFFFFFFF), index))(jnp.arange(count))
+        return jax.vmap(lambda index: jax.random.fold_in(jax.random.key(seed), index))(jnp.arange(count))
     if len(seed) != count:
         raise InputError(f"{len(seed)} seeds were given for {count} prompts")
-    return jax.vmap(jax.random.key)(jnp.asarray([value & 0xFFFFFFFF for value in seed], jnp.uint32))
+    return jax.vmap(jax.random.key)(jnp.asarray(seed, jnp.uint32))
 
 
 def make_requests(

@@ -203,6 +203,8 @@ def test_exact_needs_float32(decoder):
         ([[1]], {"temperature": -1.0}, "temperature"),
         ([[1]], {"top_p": 0.0}, "top_p"),
         ([[1]], {"seed": [1, 2]}, "seeds"),
+        ([[1]], {"seed": -1}, "seed must be .* not -1"),
+        ([[1]], {"seed": [2**32]}, "seed must be .* not 4294967296"),
     ],
 )
 def test_bad_requests_are_refused(model, prompts, options, message):
