@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.decode_attention import HeadNorm, decode_attention, supports
 from pallas_kernels.implementation import Implementation
@@ -21,33 +21,40 @@ LayerCache = tuple[Array, Array]
 """Keys and values of one layer, each (batch, kv_heads, capacity, head_dim)."""
 
 
+Visible = Int[Array, "batch rows"] | Bool[Array, "batch rows keys"]
+"""Which keys each row sees: a number of them, counted from position 0, or any pattern."""
+
+
 class Rows(NamedTuple):
     """What the rows of a forward share in every layer.
 
     Attributes:
         rotary: their angles.
         starts: tokens that stand before the first row of each batch row.
-        visible: keys that each row sees, counted from position 0; None is causal (position + 1).
+        visible: which keys each row sees; None is causal (position + 1).
     """
 
     rotary: RotaryTable
     starts: Int[Array, " batch"]
-    visible: Int[Array, "batch rows"] | None
+    visible: Visible | None
 
 
 def attend(
     queries: Float[Array, "batch rows kv_heads group head_dim"],
     keys: Float[Array, "batch kv_heads capacity head_dim"],
     values: Float[Array, "batch kv_heads capacity head_dim"],
-    visible: Int[Array, "batch rows"],
+    visible: Visible,
 ) -> Float[Array, "batch rows kv_heads group head_dim"]:
-    """Softmax attention in which row i sees the first `visible[i]` keys; scores and softmax in float32.
+    """Softmax attention in which row i sees the first `visible[i]` keys, or those that its pattern names; scores and
+    softmax in float32.
 
-    One number a row is enough for every pattern here: causal (position + 1), block-causal (end of the row's block) and
-    bidirectional inside a block (length + block).
+    One number a row is enough for every pattern of decoding: causal (position + 1), block-causal (end of the row's
+    block) and bidirectional inside a block (length + block).
     """
     scores = contract("bskgd,bktd->bksgt", queries, keys, jnp.float32) * queries.shape[-1] ** -0.5
-    seen = jnp.arange(keys.shape[2]) < visible[:, None, :, None, None]
+    if visible.ndim == 2:
+        visible = jnp.arange(keys.shape[2]) < visible[:, :, None]
+    seen = visible[:, None, :, None, :]
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
     return contract("bksgt,bktd->bskgd", weights.astype(values.dtype), values)
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.implementation import Implementation
 from specdiff_jax.config import ModelConfig
-from specdiff_jax.model.attention import Attention, LayerCache, Rows
+from specdiff_jax.model.attention import Attention, LayerCache, Rows, Visible
 from specdiff_jax.model.cache import KVCache
 from specdiff_jax.model.feed_forward import FeedForward, SparseFeedForward
 from specdiff_jax.model.layers import RMSNorm, contract, normal_param
@@ -80,19 +80,22 @@ class Decoder(nnx.Module):
         tokens: Int[Array, "batch rows"],
         cache: KVCache | None = None,
         *,
-        visible: Int[Array, "batch rows"] | None = None,
+        visible: Visible | None = None,
+        positions: Int[Array, "batch rows"] | None = None,
         taps: Sequence[int] = (),
     ) -> DecoderOutput:
         """Run the rows that follow each batch row's cached tokens.
 
         Args:
-            tokens: ids; row j of batch row b stands at position `cache.lengths[b] + j` (j without a cache).
+            tokens: ids; row j of batch row b stands behind `cache.lengths[b] + j` others (j without a cache).
             cache: keys and values so far; the new rows are written at its lengths, which must leave room for them.
-            visible: how many keys, counted from position 0, each row sees; causal (position + 1) by default.
+            visible: how many keys, counted from position 0, each row sees, or which ones; causal by default.
+            positions: of the rows, where they are not the places behind the cache (training puts texts side by side).
             taps: indices of the layers whose output residual stream is returned.
         """
         starts = jnp.zeros((tokens.shape[0],), jnp.int32) if cache is None else cache.lengths
-        positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
+        if positions is None:
+            positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
         rows = Rows(rotary_table(self.config.rotary, positions), starts, visible)
         x = self.embedding[...][tokens]
         streams, keys, values = [], [], []
