@@ -13,6 +13,7 @@ from convert.names import IGNORED
 from convert.orbax_folder import MANIFEST, read_manifest
 from convert.safetensors_files import PICKLE_SUFFIXES, open_safetensors
 from convert.tensors import TensorSource
+from specdiff_jax.config import INT8_ROWS
 from specdiff_jax.errors import InputError
 from specdiff_jax.json_file import read_json
 from specdiff_jax.text import TOKENIZER_FILES
@@ -24,8 +25,9 @@ class Checkpoint:
 
     Attributes:
         path: the folder or file.
-        kind: a Hugging Face folder, a GGUF file, or a converted folder.
-        config: content of config.json (built from the metadata of a GGUF file).
+        kind: a Hugging Face folder with float weights or with int8 rows, a GGUF file, or a converted folder.
+        config: content of config.json (built from the metadata of a GGUF file), less the mark of int8 rows, which
+            `tensors` gives as the floats that they stand for.
         generation_config: content of generation_config.json; empty where there is none.
         text_files: tokenizer and template files as text, by file name.
         dtype: "bfloat16" or "float32", the narrower that holds every weight exactly.
@@ -33,7 +35,7 @@ class Checkpoint:
     """
 
     path: Path
-    kind: Literal["safetensors", "gguf", "orbax"]
+    kind: Literal["safetensors", "int8", "gguf", "orbax"]
     config: dict[str, Any]
     generation_config: dict[str, Any]
     text_files: dict[str, str]
@@ -68,16 +70,20 @@ def _open_folder(path: Path) -> Checkpoint:
     converted = (path / MANIFEST).exists()
     if not (path / "config.json").is_file():
         raise InputError(f"{path}: has no config.json; give the folder of a whole model")
+    config = read_json(path / "config.json")
+    int8_rows = config.get("quantization_config") == INT8_ROWS
+    if int8_rows:
+        del config["quantization_config"]
     if converted:
         tensors, dtype = None, read_manifest(path)["dtype"]
     else:
-        tensors = open_safetensors(path)
+        tensors = open_safetensors(path, int8_rows=int8_rows)
         dtype = _lossless_dtype(tensors)
     generation = path / "generation_config.json"
     return Checkpoint(
         path=path,
-        kind="orbax" if converted else "safetensors",
-        config=read_json(path / "config.json"),
+        kind="orbax" if converted else "int8" if int8_rows else "safetensors",
+        config=config,
         generation_config=read_json(generation) if generation.is_file() else {},
         text_files={name: _read_text(path / name) for name in TOKENIZER_FILES if (path / name).is_file()},
         dtype=dtype,

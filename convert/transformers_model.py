@@ -1,7 +1,8 @@
 """The same checkpoint in Transformers, in float32 on the CPU: what `check` compares with.
 
 Only built-in classes are made; no code that comes with a checkpoint is run. They read the settings themselves, and the
-weights of a Hugging Face folder too, so that this side shares no reading with the library.
+float weights of a Hugging Face folder too, so that this side shares no reading with the library. Weights that they
+can't read (int8 rows, GGUF) come from the converter.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def load_transformers(checkpoint: Checkpoint, config: ModelConfig) -> CausalLM:
     """The checkpoint as a Transformers model, whose attention is causal whatever the family.
 
     Args:
-        checkpoint: a Hugging Face folder, or a GGUF file, whose weights come from the converter.
+        checkpoint: a Hugging Face folder or a GGUF file.
         config: the settings as this library reads them, for nothing but the choice of the class.
     """
     model_class = _CLASSES[config.family]
@@ -52,10 +53,11 @@ def load_transformers(checkpoint: Checkpoint, config: ModelConfig) -> CausalLM:
     given = {key: value for key, value in checkpoint.config.items() if key not in ("architectures", "model_type")}
     settings = model_class.config_class.from_dict(given)
     common: dict[str, Any] = {"config": settings, "dtype": torch.float32, "attn_implementation": "eager"}
-    if checkpoint.kind == "gguf":
-        model = model_class.from_pretrained(None, state_dict=_state_dict(checkpoint), **common)
+    if checkpoint.kind == "safetensors":
+        common |= {"pretrained_model_name_or_path": checkpoint.path, "use_safetensors": True}
     else:
-        model = model_class.from_pretrained(checkpoint.path, key_mapping=_RENAMED, use_safetensors=True, **common)
+        common |= {"pretrained_model_name_or_path": None, "state_dict": _state_dict(checkpoint)}
+    model = model_class.from_pretrained(key_mapping=_RENAMED, **common)
     model.generation_config = GenerationConfig()  # the checkpoint's own may sample, or stop early
     return model
 

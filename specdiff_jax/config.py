@@ -97,6 +97,11 @@ _QWEN3_HEAD_DIM = 128
 _QUANTIZED = "quantised Hugging Face checkpoints are not supported (use the unquantised one)"
 _ONLY_FULL_ATTENTION = "sliding-window attention is not supported"
 
+# The `quantization_config` of the one quantised layout that is read: int8 matrices with a scale a row, written by
+# convert/hf_folder.py. Without a quant_method Transformers refuses the folder; one that it doesn't know it would only
+# warn of, and take the steps for weights.
+INT8_ROWS = {"format": "int8_rows"}
+
 # Settings that change the maths and of which one value is supported.
 _FIXED: dict[str, tuple[Any, str]] = {
     "hidden_act": ("silu", "only silu is supported"),
@@ -106,7 +111,7 @@ _FIXED: dict[str, tuple[Any, str]] = {
     "is_encoder_decoder": (False, "encoder-decoder models are not supported"),
     "add_cross_attention": (False, "cross-attention is not supported"),
     "pruned_heads": ({}, "pruned heads are not supported"),
-    "quantization_config": (None, _QUANTIZED),
+    "quantization_config": (INT8_ROWS, _QUANTIZED),
     "quantization": (None, _QUANTIZED),
     "compression_config": (None, _QUANTIZED),
 }

@@ -14,8 +14,9 @@ from jax.sharding import Mesh, SingleDeviceSharding
 
 from convert.assemble import load_parameters
 from convert.checkpoint import Checkpoint, open_checkpoint
-from convert.orbax_folder import check_free, restore, save
+from convert.orbax_folder import restore, save
 from convert.resolve import resolve
+from convert.whole_folder import check_free
 from pallas_kernels.implementation import default_implementation
 from specdiff_jax.config import ModelConfig, parse_config, read_stop_ids
 from specdiff_jax.errors import InputError

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -107,3 +109,39 @@ def tiny_checkpoint(tiny_tokenizer_folder: Path) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(tiny_tokenizer_folder)
     return tiny_tokenizer_folder
+
+
+@pytest.fixture(scope="session")
+def tiny_diffusion_checkpoint(tiny_tokenizer_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Fast-dLLM v2 of two small layers with random weights and blocks of 8, beside that tokenizer.
+
+    Its tensors are those of Qwen2, as Transformers saves them.
+    """
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=291,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        bos_token_id=0,
+        eos_token_id=2,
+    )
+    folder = tmp_path_factory.mktemp("tiny_diffusion")
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(tiny_tokenizer_folder / name, folder)
+    Qwen2ForCausalLM(config).save_pretrained(folder)
+    saved = json.loads((folder / "config.json").read_text())
+    diffusion = {
+        "architectures": ["Fast_dLLM_QwenForCausalLM"],
+        "model_type": "Fast_dLLM_Qwen",
+        "bd_size": 8,
+        "mask_token_id": 290,
+    }
+    (folder / "config.json").write_text(json.dumps({**saved, **diffusion}))
+    return folder

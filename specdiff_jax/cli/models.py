@@ -6,7 +6,7 @@ from specdiff_jax.cli.output import JsonFlag, print_json, print_table
 
 
 def models(as_json: JsonFlag = False) -> None:
-    """List the models that come in a Python package and need no path."""
+    """List the models that come in a Python package, this one or another, and need no path."""
     from convert.resolve import bundled_models
 
     keys = ("name", "description", "available", "command")

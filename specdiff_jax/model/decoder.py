@@ -15,7 +15,7 @@ from specdiff_jax.config import ModelConfig
 from specdiff_jax.model.attention import Attention, LayerCache, Rows, Visible
 from specdiff_jax.model.cache import KVCache
 from specdiff_jax.model.feed_forward import FeedForward, SparseFeedForward
-from specdiff_jax.model.layers import RMSNorm, contract, normal_param
+from specdiff_jax.model.layers import RMSNorm, contract, lookup, normal_param
 from specdiff_jax.model.rotary import rotary_table
 
 
@@ -97,7 +97,7 @@ class Decoder(nnx.Module):
         if positions is None:
             positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
         rows = Rows(rotary_table(self.config.rotary, positions), starts, visible)
-        x = self.embedding[...][tokens]
+        x = lookup(self.embedding[...], tokens)
         streams, keys, values = [], [], []
         for index, layer in enumerate(self.layers):
             cached = None if cache is None else (cache.keys[index], cache.values[index])

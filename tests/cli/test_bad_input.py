@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 AUTOREGRESSIVE = ("--method", "autoregressive")
+VANILLA = ("--method", "vanilla")
 
 
 @pytest.fixture
@@ -74,8 +75,40 @@ def test_unknown_method_lists_the_methods(refused):
 
 
 def test_method_that_is_not_available(refused):
-    line = refused("generate", "--model", "m", "--method", "vanilla", "--prompt", "a")
-    assert "method vanilla is not available for m: choose autoregressive" in line
+    line = refused("generate", "--model", "m", "--method", "spiffy", "--prompt", "a")
+    assert "method spiffy is not available for m: choose autoregressive or vanilla" in line
+
+
+def test_methods_of_the_other_kind_of_model(refused, tiny_checkpoint, tiny_diffusion_checkpoint):
+    line = refused("generate", "--model", tiny_checkpoint, "--method", "vanilla", "--prompt", "a")
+    assert "method vanilla is not available for" in line
+    assert "a llama model is no diffusion model: decode it with method autoregressive" in line
+    line = refused("generate", "--model", tiny_diffusion_checkpoint, *AUTOREGRESSIVE, "--prompt", "a")
+    assert "a fast_dllm_v2 model is no autoregressive one: decode it with method vanilla" in line
+
+
+@pytest.mark.parametrize("threshold", [0, -1, 1.5, "nan"])
+def test_thresholds_out_of_range(refused, threshold):
+    line = refused("generate", "--model", "m", *VANILLA, "--prompt", "a", "--threshold", threshold)
+    assert "threshold must be above 0 and at most 1" in line
+
+
+def test_a_block_size_that_the_model_was_not_trained_for(refused, specdiff, tiny_diffusion_checkpoint):
+    asked = ("generate", "--model", tiny_diffusion_checkpoint, *VANILLA, "--prompt", "a", "--max-new-tokens", 4)
+    line = refused(*asked, "--block-size", 16)
+    assert "block size 16: the model was trained for blocks of 8" in line
+    with pytest.warns(UserWarning, match="blocks of 8, not of 16"):
+        assert specdiff(*asked, "--block-size", 16, "--force").code == 0
+
+
+def test_a_prompt_that_holds_the_mask(refused, tiny_diffusion_checkpoint, tmp_path):
+    settings = json.loads((tiny_diffusion_checkpoint / "tokenizer_config.json").read_text())
+    mask = {"content": "<mask>", "lstrip": False, "normalized": False, "rstrip": False, "single_word": False}
+    shutil.copytree(tiny_diffusion_checkpoint, tmp_path, dirs_exist_ok=True)
+    changed = {**settings, "added_tokens_decoder": {"290": {**mask, "special": True}}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(changed))
+    line = refused("generate", "--model", tmp_path, *VANILLA, "--prompt", "a <mask>", "--max-new-tokens", 4)
+    assert "token id 290, the mask of" in line
 
 
 @pytest.mark.parametrize("flag", ["--drafter", "--graph", "--threshold", "--delta", "--budget", "--block-size"])

@@ -110,6 +110,18 @@ def test_without_json_text_goes_to_stdout_and_counters_to_stderr(generate):
     assert "8 new tokens" in streamed.stderr
 
 
+def test_vanilla_block_diffusion(specdiff, tiny_diffusion_checkpoint):
+    asked = ("--model", tiny_diffusion_checkpoint, "--method", "vanilla", "--prompt", "the dog", "--max-new-tokens", 12)
+    outcome = specdiff("generate", *asked, "--threshold", 1, "--json")
+    assert outcome.code == 0, outcome.stderr
+    (row,) = outcome.rows
+    assert list(row) == RESULT_KEYS
+    assert row["new_tokens"] == 12 or row["stop"] == "eos"
+    assert row["forwards"] >= row["new_tokens"] - 1
+    streamed = specdiff("generate", *asked, "--threshold", 1, "--stream")
+    assert streamed.stdout == f"{row['text']}\n"
+
+
 def test_sampling_follows_the_seed(generate):
     def tokens(seed: int) -> list[int]:
         return generate("--prompt", "dog", "--temperature", 5, "--seed", seed, "--json").rows[0]["tokens"]

