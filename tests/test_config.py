@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from specdiff_jax.config import ModelConfig, MoEConfig, parse_config, read_config, read_stop_ids
 from specdiff_jax.errors import InputError
 from specdiff_jax.geometries import geometry, geometry_names
+from specdiff_jax.loading import abstract_decoder
 
 SOURCE = "folder/config.json"
 ABSENT = object()
@@ -414,19 +416,38 @@ def test_published_nemotron(shared: Path, name: str, layers: int, eos: int, limi
 
 
 def test_geometries() -> None:
-    assert geometry_names() == ("nld-3b", "qwen3-4b", "qwen3-8b", "smollm2-135m")
     expected = {
+        "fdv2-1.5b": ("fast_dllm_v2", 1536, 28, 12, 2, 128, True),
+        "fdv2-7b": ("fast_dllm_v2", 3584, 28, 28, 4, 128, False),
+        "nld-14b": ("nemotron_labs_diffusion", 5120, 40, 32, 8, 128, False),
         "nld-3b": ("nemotron_labs_diffusion", 3072, 26, 32, 8, 128, False),
+        "nld-8b": ("nemotron_labs_diffusion", 4096, 34, 32, 8, 128, False),
         "qwen3-4b": ("qwen3", 2560, 36, 32, 8, 128, True),
         "qwen3-8b": ("qwen3", 4096, 36, 32, 8, 128, False),
         "smollm2-135m": ("llama", 576, 30, 9, 3, 64, True),
     }
+    assert geometry_names() == tuple(expected)
     for name in geometry_names():
         config = geometry(name)
         heads = (config.num_heads, config.num_kv_heads, config.head_dim, config.tie_embeddings)
         assert (config.family, config.hidden_size, config.num_layers, *heads) == expected[name]
-    with pytest.raises(InputError, match="no geometry 'qwen3-9b'; there are nld-3b, qwen3-4b"):
+    with pytest.raises(InputError, match=r"no geometry 'qwen3-9b'; there are fdv2-1\.5b, fdv2-7b"):
         geometry("qwen3-9b")
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("fdv2-1.5b", 1.54), ("fdv2-7b", 7.62), ("nld-3b", 3.83), ("nld-8b", 8.49), ("nld-14b", 13.51)],
+)
+def test_published_sizes(name: str, billions: float) -> None:
+    _, params = abstract_decoder(geometry(name), "bfloat16", None)
+    assert round(sum(leaf.size for leaf in jax.tree.leaves(params)) / 1e9, 2) == billions
+
+
+def test_diffusion_geometries_equal_the_published_configs(shared: Path) -> None:
+    fixtures = shared / "fixtures"
+    assert geometry("fdv2-7b") == read_config(fixtures / "fast_dllm_v2_7b")
+    assert geometry("nld-8b") == read_config(fixtures / "nemotron" / "Nemotron-Labs-Diffusion-8B.config.json")
 
 
 def test_smollm2_is_the_published_one(smollm2_folder: Path) -> None:

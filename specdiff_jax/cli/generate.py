@@ -34,6 +34,9 @@ def generate(
     delta: Annotated[float | None, typer.Option(help="Relative residual up to which specfold folds a row.")] = None,
     budget: Annotated[int | None, typer.Option(help="Draft states that are verified together.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens of a diffusion block.")] = None,
+    force: Annotated[
+        bool | None, typer.Option("--force", help="Take a block size that the model was not trained for.")
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Mass of the nucleus to sample from.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Candidates to sample from; 0 is all.")] = 0,
@@ -58,7 +61,7 @@ def generate(
         raise InputError("--stream prints text and --json prints finished results: give one of them")
     if stream and batch_size > 1:
         raise InputError("--stream prints one text at a time: leave out --batch-size")
-    flags = MethodFlags(drafter, graph, threshold, delta, budget, block_size)
+    flags = MethodFlags(drafter, graph, threshold, delta, budget, block_size, force)
     chosen = build_method(method, flags, model)
     keep_compiled_programs()
 
@@ -67,7 +70,9 @@ def generate(
     def show(index: int, result: Generation) -> None:
         identity = entries[index].id
         if as_json:
-            print_json(asdict(result) if identity is None else {"id": identity, **asdict(result)})
+            row = asdict(result)
+            del row["step_map"]
+            print_json(row if identity is None else {"id": identity, **row})
             return
         print("" if stream else result.text, flush=True)
         note(_counters(identity, result))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from specdiff_jax.errors import InputError
 
 if TYPE_CHECKING:
-    from specdiff_jax.decode.methods import Autoregressive
+    from specdiff_jax.decode.methods import Method
 
 MethodName = Literal["autoregressive", "vanilla", "spiffy", "specfold", "dflash"]
 
@@ -25,6 +25,7 @@ class MethodFlags:
     delta: float | None = None
     budget: int | None = None
     block_size: int | None = None
+    force: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -37,21 +38,29 @@ class _Entry:
     """
 
     reads: frozenset[str]
-    build: Callable[[MethodFlags], Autoregressive]
+    build: Callable[[MethodFlags], Method]
 
 
-def _autoregressive(flags: MethodFlags) -> Autoregressive:
+def _autoregressive(flags: MethodFlags) -> Method:
     from specdiff_jax.decode.methods import Autoregressive
 
     return Autoregressive()
 
 
+def _vanilla(flags: MethodFlags) -> Method:
+    from specdiff_jax.decode.methods import Vanilla
+
+    given = {name: getattr(flags, name) for name in ("threshold", "block_size", "force")}
+    return Vanilla(**{name: value for name, value in given.items() if value is not None})
+
+
 METHODS: dict[str, _Entry] = {
     "autoregressive": _Entry(frozenset(), _autoregressive),
+    "vanilla": _Entry(frozenset({"threshold", "block_size", "force"}), _vanilla),
 }
 
 
-def build_method(name: MethodName, flags: MethodFlags, model: str) -> Autoregressive:
+def build_method(name: MethodName, flags: MethodFlags, model: str) -> Method:
     """The method called `name`.
 
     Raises:

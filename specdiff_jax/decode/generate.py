@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,9 +10,10 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 
-from specdiff_jax.decode import autoregressive
-from specdiff_jax.decode.methods import Autoregressive
-from specdiff_jax.decode.requests import Prompt, check_lengths, encode_prompt, make_requests, row_keys
+from specdiff_jax.decode import autoregressive, block_diffusion, linear_speculation
+from specdiff_jax.decode.loop import BatchResult, OnTokens
+from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, Method, Vanilla, denoising_spec
+from specdiff_jax.decode.requests import Prompt, Requests, check_lengths, encode_prompt, make_requests, row_keys
 from specdiff_jax.decode.sampling import sampling
 from specdiff_jax.errors import InputError
 from specdiff_jax.loading import Model
@@ -36,6 +38,7 @@ class Generation:
         seconds: time of the batch that the prompt was in, without compilation.
         tokens_per_second: this prompt's new tokens over those seconds.
         stop: "eos" after a stop id, "length" at the limit.
+        step_map: for each token, the forwards made when it became final; 0 is the prefill.
     """
 
     prompt: str
@@ -51,12 +54,13 @@ class Generation:
     seconds: float
     tokens_per_second: float
     stop: Literal["eos", "length"]
+    step_map: tuple[int, ...]
 
 
 def generate(
     model: Model,
     prompts: Sequence[Prompt],
-    method: Autoregressive | None = None,
+    method: Method | None = None,
     *,
     max_new_tokens: int = 256,
     temperature: float = 0.0,
@@ -74,7 +78,7 @@ def generate(
     Args:
         model: a loaded target.
         prompts: each a text, a list of chat messages ({"role", "content"}), or token ids.
-        method: how to decode; `Autoregressive()` by default.
+        method: how to decode; by default `Vanilla()` for a diffusion model and `Autoregressive()` for any other.
         max_new_tokens: most new tokens a prompt.
         temperature: 0 is greedy.
         top_p: mass of the nucleus to sample from.
@@ -93,7 +97,8 @@ def generate(
     Raises:
         InputError: a prompt or a setting can't be used.
     """
-    method = method or Autoregressive()
+    if method is None:
+        method = Autoregressive() if model.config.block_size is None else Vanilla()
     check_method(model, method)
     settings = sampling(temperature, top_p, top_k, model.config.vocab_size)
     if batch_size < 1:
@@ -108,6 +113,8 @@ def generate(
         raise InputError(f"a batch of {batch} does not divide over {data_parallel} data-parallel devices")
     encoded = [encode_prompt(model, prompt, chat) for prompt in prompts]
     check_lengths(model, encoded, max_new_tokens)
+    if not isinstance(method, Autoregressive):
+        _check_no_mask(model, encoded)
     keys = row_keys(seed, len(prompts))
 
     results: list[Generation] = []
@@ -115,47 +122,79 @@ def generate(
         rows = encoded[begin : begin + batch]
         requests = make_requests(model, rows, batch, keys[begin : begin + batch], max_new_tokens, settings)
         stream = None if on_text is None else _BatchStream(model, begin, len(rows), on_text)
-        tokens, counts, seconds = autoregressive.run(model, requests, max_new_tokens, stream)
+        answered = _run(model, requests, method, max_new_tokens, stream)
         if stream is not None:
             stream.finish()
         for index, row in enumerate(rows):
-            new = tuple(tokens[index, : counts[index]].tolist())
-            result = _generation(model, prompts[begin + index], len(row), new, seconds)
+            result = _generation(model, prompts[begin + index], len(row), answered, index)
             results.append(result)
             if on_result is not None:
                 on_result(begin + index, result)
     return results
 
 
-def check_method(model: Model, method: Autoregressive) -> None:
+def check_method(model: Model, method: Method) -> None:
     """Refuse a method that the target was not made for.
 
     Raises:
         InputError: naming both.
+
+    Warns:
+        UserWarning: the method forces a block size that the target was not trained for.
     """
-    if model.config.family == "fast_dllm_v2":
-        name = type(method).__name__.lower()
-        raise InputError(
-            f"method {name} is not available for {model.name}: a {model.config.family} model is no autoregressive one"
-        )
+    name = type(method).__name__
+    try:
+        if isinstance(method, Vanilla):
+            spec = denoising_spec(model.config, method)
+            if spec.block_size != model.config.block_size:
+                warnings.warn(
+                    f"{model.name} was trained for blocks of {model.config.block_size}, not of {spec.block_size}",
+                    stacklevel=3,
+                )
+        elif isinstance(method, LinearSpeculation):
+            linear_speculation.speculation_spec(model.config)
+        elif model.config.family == "fast_dllm_v2":
+            raise InputError("a fast_dllm_v2 model is no autoregressive one: decode it with method vanilla")
+    except InputError as error:
+        raise InputError(f"method {name.lower()} is not available for {model.name}: {error}") from error
 
 
-def _generation(model: Model, prompt: Prompt, prompt_tokens: int, new: tuple[int, ...], seconds: float) -> Generation:
-    forwards = len(new) - 1
+def _run(model: Model, requests: Requests, method: Method, limit: int, on_tokens: OnTokens | None) -> BatchResult:
+    match method:
+        case Autoregressive():
+            return autoregressive.run(model, requests, method, limit, on_tokens)
+        case Vanilla():
+            return block_diffusion.run(model, requests, method, limit, on_tokens)
+        case LinearSpeculation():
+            return linear_speculation.run(model, requests, method, limit, on_tokens)
+
+
+def _check_no_mask(model: Model, encoded: Sequence[Sequence[int]]) -> None:
+    """Refuse a mask id in a prompt: it would be filled in like those of a block."""
+    mask = model.config.mask_token_id
+    if any(mask in ids for ids in encoded):
+        raise InputError(f"a prompt holds token id {mask}, the mask of {model.name}: take it out")
+
+
+def _generation(model: Model, prompt: Prompt, prompt_tokens: int, batch: BatchResult, row: int) -> Generation:
+    count, forwards = int(batch.counts[row]), int(batch.forwards[row])
+    new = tuple(batch.tokens[row, :count].tolist())
+    verifications = 0 if batch.verifications is None else int(batch.verifications[row])
     return Generation(
         prompt=prompt if isinstance(prompt, str) else str(list(prompt)),
         text="" if model.tokenizer is None else model.tokenizer.decode(new),
         tokens=new,
         prompt_tokens=prompt_tokens,
-        new_tokens=len(new),
+        new_tokens=count,
         forwards=forwards,
-        tokens_per_forward=len(new) / forwards if forwards else None,
-        accepted_drafts=0,
-        acceptance_length=None,
+        tokens_per_forward=count / forwards if forwards else None,
+        accepted_drafts=int(batch.accepted_drafts[row]),
+        acceptance_length=(count - 1) / verifications if verifications else None,
         fold_ratio=None,
-        seconds=seconds,
-        tokens_per_second=len(new) / seconds,
+        seconds=batch.seconds,
+        tokens_per_second=count / batch.seconds,
         stop="eos" if new[-1] in model.stop_ids else "length",
+        step_map=tuple(batch.step_map[row, :count].tolist()),
     )
 
 

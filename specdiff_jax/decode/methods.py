@@ -2,9 +2,77 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
+
+from specdiff_jax.block_spec import BlockSpec, block_spec
+from specdiff_jax.config import ModelConfig
+from specdiff_jax.errors import InputError
 
 
 @dataclass(frozen=True)
 class Autoregressive:
     """One token a forward: the baseline of every autoregressive target."""
+
+
+@dataclass(frozen=True)
+class Vanilla:
+    """Block diffusion with a confidence threshold: the baseline of every diffusion target.
+
+    Attributes:
+        threshold: confidence at which a token is accepted, in (0, 1]; a step accepts the surest one in any case. At 1
+            a step accepts one token alone (Fast-dLLM v2).
+        block_size: tokens of a block; None is the size that the target was trained for.
+        sub_block: width of the runs in which a block is filled from left to right; None is the family's own.
+        sub_block_cache: compute only the sub-block's rows where that is possible (Fast-dLLM v2's DualCache): faster
+            steps, but an approximation.
+        force: take a block size that the target was not trained for.
+
+    Raises:
+        InputError: a setting is out of range.
+    """
+
+    threshold: float = 0.9
+    block_size: int | None = None
+    sub_block: int | None = None
+    sub_block_cache: bool = False
+    force: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.threshold <= 1:
+            raise InputError(f"threshold must be above 0 and at most 1, not {self.threshold}")
+        for name in ("block_size", "sub_block"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1, not {value}")
+
+
+@dataclass(frozen=True)
+class LinearSpeculation:
+    """A diffusion target with causal commits drafts a block for itself in one forward and verifies it in another.
+
+    The tokens are those that `Autoregressive` gives (Nemotron-Labs-Diffusion's linear self-speculation).
+    """
+
+
+Method = Autoregressive | Vanilla | LinearSpeculation
+
+
+def denoising_spec(config: ModelConfig, method: Vanilla) -> BlockSpec:
+    """The family's rules with the method's changes.
+
+    Raises:
+        InputError: the target is no diffusion model, was not trained for this block size, or has no such sub-blocks.
+    """
+    spec = block_spec(config)
+    size = method.block_size or spec.block_size
+    if size != spec.block_size and not method.force:
+        raise InputError(
+            f"block size {size}: the model was trained for blocks of {spec.block_size}; leave it out, or force it"
+        )
+    sub_block = method.sub_block or min(spec.sub_block, size)
+    if size % sub_block:
+        raise InputError(f"sub_block {sub_block} does not divide the block size {size}")
+    if method.sub_block_cache and sub_block == size:
+        raise InputError("sub_block_cache needs a sub_block smaller than the block: this model fills whole blocks")
+    return dataclasses.replace(spec, block_size=size, sub_block=sub_block)

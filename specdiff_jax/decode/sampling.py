@@ -76,12 +76,31 @@ def keep_likely(
     return jnp.where(logits >= threshold, logits, -jnp.inf)
 
 
-def choose(logits: Float[Array, "batch vocab"], settings: Sampling, keys: Key[Array, " batch"]) -> Int[Array, " batch"]:
-    """Draw one token a row (Gumbel-max); row b uses `keys[b]` alone, so its draw does not depend on its neighbours."""
+def without_mask(logits: Float[Array, "*rows vocab"], mask_token_id: int | None) -> Float[Array, "*rows vocab"]:
+    """Logits in which the mask of a diffusion model is ruled out: it stands for a token, and is none."""
+    if mask_token_id is None:
+        return logits
+    return jnp.where(jnp.arange(logits.shape[-1]) == mask_token_id, -jnp.inf, logits)
+
+
+def candidates(logits: Float[Array, "batch vocab"], settings: Sampling) -> Float[Array, "batch vocab"]:
+    """Logits of the distribution that tokens are drawn from: over the temperature, and without what is filtered out."""
     if settings.kind == "greedy":
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        return logits
     logits = logits / settings.temperature
-    if settings.kind == "filtered":
-        logits = keep_likely(logits, settings.top_p, settings.top_k)
-    noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32))(keys)
-    return jnp.argmax(logits + noise, axis=-1).astype(jnp.int32)
+    return logits if settings.kind == "plain" else keep_likely(logits, settings.top_p, settings.top_k)
+
+
+def draw(logits: Float[Array, "batch vocab"], settings: Sampling, keys: Key[Array, " batch"]) -> Int[Array, " batch"]:
+    """Draw one of the `candidates` a row (Gumbel-max).
+
+    Row b uses `keys[b]` alone, so its draw does not depend on its neighbours.
+    """
+    if settings.kind != "greedy":
+        logits = logits + jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[-1:], jnp.float32))(keys)
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+
+def choose(logits: Float[Array, "batch vocab"], settings: Sampling, keys: Key[Array, " batch"]) -> Int[Array, " batch"]:
+    """Draw one token a row from its logits."""
+    return draw(candidates(logits, settings), settings, keys)

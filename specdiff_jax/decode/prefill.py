@@ -1,0 +1,72 @@
+"""Reading prompts into the cache, in chunks."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Float, Int
+
+from specdiff_jax.model.cache import KVCache, empty_cache
+from specdiff_jax.model.decoder import Decoder
+
+PREFILL_CHUNK = 512
+"""Rows of one prefill forward; longer prompts go through in chunks, so that scores do not grow with prompt squared."""
+
+
+def read_prompts(
+    model: Decoder,
+    prompts: Int[Array, "batch bucket"],
+    lengths: Int[Array, " batch"],
+    *,
+    capacity: int,
+    block: int | None = None,
+    sharding: NamedSharding | None = None,
+) -> tuple[KVCache, Float[Array, "batch hidden"]]:
+    """Fill the cache with the first tokens of every prompt.
+
+    Args:
+        model: the target.
+        prompts: ids; the width is a power of two.
+        lengths: tokens of each prompt that are read.
+        capacity: tokens that a cache row holds.
+        block: tokens see their whole block of this size; None is causal.
+        sharding: where the cache lives, for several devices.
+
+    Returns:
+        the cache, with these lengths, and the hidden state of the last token that was read (arbitrary where none was).
+    """
+    batch, bucket = prompts.shape
+    dtype = model.embedding[...].dtype
+    chunk = min(bucket, max(PREFILL_CHUNK, block or 0))
+    last = lengths - 1
+
+    def read_chunk(index: Array, carry: tuple[KVCache, Array]) -> tuple[KVCache, Array]:
+        cache, hidden = carry
+        start = index * chunk
+        tokens = jax.lax.dynamic_slice_in_dim(prompts, start, chunk, axis=1)
+        visible = None if block is None else _whole_blocks(start + jnp.arange(chunk), block)
+        output = model(
+            tokens,
+            cache.with_lengths(jnp.full((batch,), start, jnp.int32)),
+            visible=None if visible is None else jnp.broadcast_to(visible, tokens.shape),
+        )
+        assert output.cache is not None
+        at = jnp.clip(last - start, 0, chunk - 1)
+        here = jnp.take_along_axis(output.hidden, at[:, None, None], axis=1)[:, 0]
+        return output.cache, jnp.where((last // chunk == index)[:, None], here, hidden)
+
+    carry = (
+        empty_cache(model.config, batch, capacity, dtype, sharding),
+        jnp.zeros((batch, model.config.hidden_size), dtype),
+    )
+    if bucket == chunk:
+        cache, hidden = read_chunk(jnp.int32(0), carry)
+    else:
+        cache, hidden = jax.lax.fori_loop(0, bucket // chunk, read_chunk, carry)
+    return cache.with_lengths(lengths), hidden
+
+
+def _whole_blocks(positions: Int[Array, " rows"], block: int) -> Int[Array, " rows"]:
+    """Where each position's block ends."""
+    return (positions // block + 1) * block
