@@ -1,4 +1,4 @@
-"""Decode throughput: our loop and those of Transformers, step by step, and prompts from end to end."""
+"""Decode throughput: our loop and those of Transformers, step by step, and answers from end to end."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from typing import Any
 
 from bench.results import Row
 from bench.run import Section, Settings, floors
+from bench.tasks import TASK_NAMES
+from specdiff_jax.decode.methods import Vanilla
 from specdiff_jax.errors import InputError
 from specdiff_jax.geometries import geometry
 from specdiff_jax.prompts import read_prompts
@@ -22,7 +24,10 @@ BASELINES = {
 }
 """Methods that Transformers runs, and the mode that `bench.transformers_baseline` calls each."""
 
-METHODS = ("autoregressive", *BASELINES)
+TEST_SEED = 0
+"""Of the problems that are measured; training draws never meet them, whatever their seed."""
+
+METHODS = ("autoregressive", "vanilla", *BASELINES)
 NULLS: Row = dict.fromkeys(
     (
         "problems",
@@ -49,6 +54,9 @@ class DecodeBench:
         methods: of `METHODS`.
         devices: GPUs that our side spreads each layer over.
         prompts: a file of prompts that every model answers; None for none.
+        tasks: procedural tasks whose test problems every model answers and is scored on.
+        problems: of each task.
+        threshold: of vanilla block diffusion.
         max_new_tokens: most new tokens a prompt.
     """
 
@@ -58,6 +66,9 @@ class DecodeBench:
     methods: Sequence[str]
     devices: int = 1
     prompts: Path | None = None
+    tasks: Sequence[str] = ()
+    problems: int = 500
+    threshold: float = 0.9
     max_new_tokens: int = 128
 
     def check(self) -> None:
@@ -73,10 +84,14 @@ class DecodeBench:
         unknown = [method for method in self.methods if method not in METHODS]
         if unknown:
             raise InputError(f"no method {unknown[0]!r} to measure; there are {', '.join(METHODS)}")
+        Vanilla(self.threshold)
         if self.prompts is not None:
             read_prompts(self.prompts)
-            if not self.models:
-                raise InputError("--prompts needs a model that can answer: give --model")
+        unknown_tasks = [task for task in self.tasks if task not in TASK_NAMES]
+        if unknown_tasks:
+            raise InputError(f"no task {unknown_tasks[0]!r}; there are {', '.join(TASK_NAMES)}")
+        if (self.prompts is not None or self.tasks) and not self.models:
+            raise InputError("--prompts and --task need a model that can answer: give --model")
         baselines = [method for method in self.methods if method in BASELINES]
         if baselines and self.geometries and not all(map(importlib.util.find_spec, ("torch", "transformers"))):
             raise InputError(f"method {baselines[0]} needs torch and transformers: pip install 'specdiff-jax[check]'")
@@ -89,13 +104,25 @@ def sections(bench: DecodeBench, settings: Settings) -> list[Section]:
     for name, random in targets:
         for method in bench.methods:
             for batch in bench.batches:
-                if method == "autoregressive":
+                if method in BASELINES:
+                    planned += [_baseline_step(settings, name, method, batch)] * random
+                elif method == "autoregressive":
                     planned.append(_our_step(bench, settings, name, random, batch))
                 elif random:
-                    planned.append(_baseline_step(settings, name, method, batch))
-        if bench.prompts is not None and not random:
-            planned += [_answers(bench, settings, name, batch, bench.prompts) for batch in bench.batches]
+                    source = {"random": settings.cache_tokens}
+                    planned.append(_answers(bench, settings, name, random, method, batch, "random ids", source))
+        for method in (method for method in bench.methods if method not in BASELINES and not random):
+            for batch in bench.batches:
+                for task, source in _sources(bench):
+                    planned.append(_answers(bench, settings, name, random, method, batch, task, source))
     return planned
+
+
+def _sources(bench: DecodeBench) -> list[tuple[str, dict[str, Any]]]:
+    """What models answer: name of the task, and the source as `bench.answers` takes it."""
+    files = [] if bench.prompts is None else [("prompts", {"file": str(bench.prompts)})]
+    drawn = [(task, {"task": task, "count": bench.problems, "seed": TEST_SEED}) for task in bench.tasks]
+    return [*files, *drawn]
 
 
 def _our_step(bench: DecodeBench, settings: Settings, name: str, random: bool, batch: int) -> Section:
@@ -112,11 +139,29 @@ def _baseline_step(settings: Settings, name: str, method: str, batch: int) -> Se
     return Section(_known(name, "step", method, about), "bench.transformers_baseline", arguments, _step_row)
 
 
-def _answers(bench: DecodeBench, settings: Settings, name: str, batch: int, prompts: Path) -> Section:
+def _answers(
+    bench: DecodeBench,
+    settings: Settings,
+    name: str,
+    random: bool,
+    method: str,
+    batch: int,
+    task: str,
+    source: dict[str, Any],
+) -> Section:
     asked = {"dtype": settings.dtype, "devices": bench.devices, "batch": batch, "max_new_tokens": bench.max_new_tokens}
-    about = {"weights": _weights(random=False), "xla_flags": settings.xla_flags, "prompts": prompts.name, **asked}
-    arguments = {"name": name, "prompts": str(prompts), "repeats": settings.repeats, **asked}
-    return Section(_known(name, "prompts", "autoregressive", about), "bench.prompt_answers", arguments, _answers_row)
+    flags = {"threshold": bench.threshold} if method == "vanilla" else {}
+    about = {"weights": _weights(random), "xla_flags": settings.xla_flags, **_named(source), **asked, **flags}
+    arguments = {"name": name, "random": random, "method": method, "flags": flags, "source": source, **asked}
+    arguments["repeats"] = settings.repeats
+    return Section(_known(name, task, method, about), "bench.answers", arguments, _answers_row)
+
+
+def _named(source: dict[str, Any]) -> dict[str, Any]:
+    """What of a source tells rows apart: not where its file lies."""
+    if "file" in source:
+        return {"prompts": Path(source["file"]).name}
+    return {"prompt_tokens": source["random"]} if "random" in source else {"seed": source["seed"]}
 
 
 def _weights(random: bool) -> str:
@@ -146,8 +191,16 @@ def _answers_row(known: Row, measured: dict[str, Any], bandwidth: float | None) 
     return {
         "settings": _ran(known, measured),
         "problems": measured["problems"],
+        "accuracy": _rounded(measured["accuracy"]),
         "forwards": measured["forwards"],
         "tokens_per_forward": round(measured["new_tokens"] / measured["forwards"], 4),
         "tokens_per_second": round(measured["new_tokens"] / measured["seconds"], 1),
+        "acceptance_length": _rounded(measured["acceptance_length"]),
+        "fold_ratio": _rounded(measured["fold_ratio"]),
+        "repetitive_share": _rounded(measured["repetitive_share"]),
         "spread": round(measured["spread"], 3),
     }
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

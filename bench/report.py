@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.results import Row, read_results
+from bench.tasks import TASK_NAMES
 from specdiff_jax.errors import InputError
 
 _BEGIN = "<!-- results: "
@@ -75,15 +76,31 @@ TABLES = {
     ),
     "prompts": TableSpec(
         file="decode",
-        wanted=lambda row: row["task"] == "prompts",
+        wanted=lambda row: row["task"] in ("prompts", "random ids"),
         order=_decode_order,
         columns={
             "model": lambda row: row["model"],
+            "weights": _setting("weights"),
             "batch": _setting("batch"),
             "GPUs": _setting("devices"),
             "method": _method,
             "prompts": _number("problems"),
             "forwards": _number("forwards"),
+            "tokens/forward": _number("tokens_per_forward", 2),
+            "tokens/s": _result("tokens_per_second"),
+        },
+    ),
+    "tasks": TableSpec(
+        file="decode",
+        wanted=lambda row: row["task"] in TASK_NAMES,
+        order=lambda row: (row["model"], row["settings"]["batch"], row["method"], TASK_NAMES.index(row["task"])),
+        columns={
+            "model": lambda row: row["model"],
+            "task": lambda row: row["task"],
+            "batch": _setting("batch"),
+            "method": _method,
+            "problems": _number("problems"),
+            "right": lambda row: "-" if row.get("accuracy") is None else f"{row['accuracy']:.1%}",
             "tokens/forward": _number("tokens_per_forward", 2),
             "tokens/s": _result("tokens_per_second"),
         },

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from specdiff_jax.config import ModelConfig
     from specdiff_jax.decode.generate import Generation, generate
-    from specdiff_jax.decode.methods import Autoregressive
+    from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, Vanilla
     from specdiff_jax.errors import InputError
     from specdiff_jax.loading import Model, load
 
@@ -29,8 +29,10 @@ _HOMES = {
     "Autoregressive": "decode.methods",
     "Generation": "decode.generate",
     "InputError": "errors",
+    "LinearSpeculation": "decode.methods",
     "Model": "loading",
     "ModelConfig": "config",
+    "Vanilla": "decode.methods",
     "generate": "decode.generate",
     "load": "loading",
 }
@@ -39,8 +41,10 @@ __all__ = [
     "Autoregressive",
     "Generation",
     "InputError",
+    "LinearSpeculation",
     "Model",
     "ModelConfig",
+    "Vanilla",
     "__version__",
     "generate",
     "load",

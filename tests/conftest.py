@@ -128,7 +128,7 @@ def tiny_diffusion_checkpoint(tiny_tokenizer_folder: Path, tmp_path_factory: pyt
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        max_position_embeddings=128,
+        max_position_embeddings=512,
         bos_token_id=0,
         eos_token_id=2,
     )

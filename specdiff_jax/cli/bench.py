@@ -40,13 +40,19 @@ def decode(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="autoregressive (ours), or, on geometries, transformers-{eager,compiled,max-autotune,generate}; "
-            "repeatable [autoregressive, transformers-eager, transformers-compiled]."
+            help="autoregressive or vanilla (ours), or, on geometries, "
+            "transformers-{eager,compiled,max-autotune,generate}; repeatable "
+            "[autoregressive, transformers-eager, transformers-compiled]."
         ),
     ] = None,
     prompts: Annotated[
         Path | None, typer.Option(metavar="FILE.jsonl", help="Prompts that each --model answers from end to end.")
     ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option(help="A procedural task that each --model answers; repeatable, or all.")
+    ] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Problems of each task.")] = 500,
+    threshold: Annotated[float, typer.Option(help="Confidence at which vanilla block diffusion fixes a token.")] = 0.9,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens a prompt.")] = 128,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that our side spreads each layer over.")] = 1,
     dtype: Dtype = "bfloat16",
@@ -62,10 +68,20 @@ def decode(
     """Time a step of decoding, and whole answers: DIR/<gpu>/decode.json."""
     from bench.decode import DecodeBench, sections
     from bench.run import Settings
+    from bench.tasks import TASK_NAMES
 
     methods = method or ["autoregressive", "transformers-eager", "transformers-compiled"]
     asked = DecodeBench(
-        geometry or [], model or [], batch or [1, 32], methods, tensor_parallel, prompts, max_new_tokens
+        geometry or [],
+        model or [],
+        batch or [1, 32],
+        methods,
+        tensor_parallel,
+        prompts,
+        TASK_NAMES if task == ["all"] else task or [],
+        problems,
+        threshold,
+        max_new_tokens,
     )
     asked.check()
     settings = Settings(dtype, cache_tokens, steps, repeats, flags)

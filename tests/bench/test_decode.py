@@ -92,6 +92,19 @@ def test_a_model_is_measured_by_step_and_by_prompts(run, tiny_checkpoint, tmp_pa
     assert answers["tokens_per_second"] > 0
 
 
+def test_a_diffusion_model_solves_tasks(run, tiny_diffusion_checkpoint, tmp_path):
+    asked = ("--model", tiny_diffusion_checkpoint, "--method", "vanilla", "--threshold", 0.5, "--task", "formatting")
+    short = ("--batch", 2, "--problems", 3, "--max-new-tokens", 8, "--repeats", 1, "--dtype", "float32")
+    outcome = run("decode", *asked, *short, "--commit", "abc", "--out", tmp_path)
+    assert outcome.exit_code == 0, outcome.output
+    (row,) = json.loads((tmp_path / "cpu" / "decode.json").read_text())["rows"]
+    assert list(row)[: len(ROW_KEYS)] == ROW_KEYS
+    assert (row["task"], row["method"], row["problems"]) == ("formatting", "vanilla", 3)
+    assert (row["settings"]["threshold"], row["settings"]["seed"]) == (0.5, 0)
+    assert 0 <= row["accuracy"] <= 1
+    assert row["repetitive_share"] == 0  # too short to be
+
+
 @pytest.mark.parametrize(
     ("command", "asked", "shapes"),
     [("decode", ("--batch", 1, "--batch", 2), "batch"), ("forward", ("--rows", 1, "--rows", 2), "rows")],
@@ -148,9 +161,11 @@ def test_baselines_run_on_geometries_alone():
         for section in sections(asked, Settings())
     ]
     assert planned == [
-        *(("qwen3-8b", "step", method, batch) for method in METHODS for batch in (1, 32)),
+        *(("qwen3-8b", "step", "autoregressive", batch) for batch in (1, 32)),
+        *(("qwen3-8b", "random ids", "vanilla", batch) for batch in (1, 32)),
+        *(("qwen3-8b", "step", method, batch) for method in METHODS[2:] for batch in (1, 32)),
         *(("smollm2", "step", "autoregressive", batch) for batch in (1, 32)),
-        *(("smollm2", "prompts", "autoregressive", batch) for batch in (1, 32)),
+        *(("smollm2", "prompts", method, batch) for method in METHODS[:2] for batch in (1, 32)),
     ]
 
 
@@ -168,6 +183,9 @@ def test_flags_are_added_to_those_of_the_environment(monkeypatch):
         (("--geometry", "qwen9"), "qwen9"),
         (("--geometry", "nld-3b", "--method", "magic"), "magic"),
         (("--geometry", "nld-3b", "--prompts", "no.jsonl"), "no.jsonl"),
+        (("--model", "m", "--task", "chess"), "no task 'chess'"),
+        (("--geometry", "nld-3b", "--method", "vanilla", "--task", "all"), "--task need a model"),
+        (("--geometry", "nld-3b", "--method", "vanilla", "--threshold", 2), "threshold"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(run, arguments, message):

@@ -1,0 +1,82 @@
+"""Problems with worked answers and exact scoring, written for this project: unlimited, seeded and split by prompt.
+
+They stand where the papers use GSM8K, MATH, HumanEval, MBPP and IFEval, for models of a few million parameters.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Literal
+
+from bench.tasks import editing, equations, formatting, functions, word_problems
+from bench.tasks.draws import Draws
+from bench.tasks.problem import Problem
+from specdiff_jax.errors import InputError
+
+__all__ = ["TASK_NAMES", "Problem", "Split", "is_correct", "problems", "score"]
+
+Split = Literal["train", "test"]
+
+_TASKS = {task.NAME: task for task in (word_problems, equations, functions, editing, formatting)}
+TASK_NAMES = tuple(_TASKS)
+"""The tasks, each a module of this package."""
+
+_TEST_SHARE = 16
+"""One prompt in so many belongs to the test split."""
+
+
+def problems(task: str, split: Split, seed: int, count: int) -> list[Problem]:
+    """Draws problems of one split.
+
+    A prompt belongs to the test split by a hash of its text, so that no prompt is ever in both, whatever the seeds.
+
+    Args:
+        task: one of `TASK_NAMES`.
+        split: "train" or "test"; the prompts of a test draw are all different.
+        seed: the same seed gives the same problems.
+        count: how many.
+
+    Raises:
+        InputError: there is no such task or split, or `count` is negative.
+    """
+    if task not in _TASKS:
+        raise InputError(f"task {task!r} is unknown: use one of {', '.join(TASK_NAMES)}")
+    if split not in ("train", "test"):
+        raise InputError(f"split {split!r} is unknown: use train or test")
+    if count < 0:
+        raise InputError(f"count is {count}: it must be at least 0")
+    draws = _draws(task, split, seed)
+    return [next(draws) for _ in range(count)]
+
+
+def is_correct(problem: Problem, text: str) -> bool:
+    """Whether `text` answers the problem; for `functions` this runs it, confined (`bench.tasks.confinement`)."""
+    return _TASKS[problem.task].is_correct(problem, text)
+
+
+def score(problems: Sequence[Problem], texts: Sequence[str]) -> list[bool]:
+    """`is_correct` of many, with as many processes for code as there are CPUs.
+
+    Raises:
+        ValueError: there is not one text for each problem.
+    """
+    if len(problems) != len(texts):
+        raise ValueError(f"{len(problems)} problems but {len(texts)} texts")
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(is_correct, problems, texts))
+
+
+def _draws(task: str, split: Split, seed: int) -> Iterator[Problem]:
+    rng = Draws(f"{task} {seed}")
+    seen: set[str] = set()
+    while True:
+        problem = _TASKS[task].generate(rng)
+        in_test = zlib.crc32(problem.prompt.encode()) % _TEST_SHARE == 0
+        if in_test != (split == "test") or problem.prompt in seen:
+            continue
+        if in_test:
+            seen.add(problem.prompt)
+        yield problem
