@@ -6,17 +6,19 @@ import dataclasses
 
 import block_oracle
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from random_decoder import SCALED_ROTARY, RandomDecoder, random_decoder, small_config
 
-from specdiff_jax.decode import block_diffusion
+from specdiff_jax.decode import block_diffusion, prefill
 from specdiff_jax.decode.generate import Generation, generate
-from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, Vanilla
+from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, Vanilla, denoising_spec
 from specdiff_jax.decode.requests import make_requests, row_keys
 from specdiff_jax.decode.sampling import sampling
 from specdiff_jax.errors import InputError
 from specdiff_jax.loading import Model
+from specdiff_jax.model import empty_cache
 
 MASK, STOP = 39, 5
 LIMIT = 21  # no multiple of the block
@@ -100,6 +102,71 @@ def test_a_row_is_the_same_alone_and_in_any_batch(family, cached, temperature):
     if temperature:
         others = generate(model, asked, method, seed=[seed + 5 for seed in seeds], **options)
         assert [r.tokens for r in others] != [r.tokens for r in alone]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("block", [4, 16])
+def test_other_block_sizes(family, block):
+    decoder = decoder_of(family, block)
+    asked = MANY[:8]
+    results = generate(model_of(decoder), asked, Vanilla(0.5), max_new_tokens=LIMIT, batch_size=8)
+    for prompt, result in zip(asked, results, strict=True):
+        expect(result, ORACLES[family](decoder.tensors, decoder.settings, prompt, rules(decoder, 0.5, min(8, block))))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_prefill_in_chunks_equals_one_piece(family, monkeypatch):
+    model = model_of(decoder_of(family, 8))
+    asked = prompts([33, 64, 40])
+    whole = generate(model, asked, Vanilla(0.5), max_new_tokens=LIMIT, batch_size=3)
+    monkeypatch.setattr(prefill, "PREFILL_CHUNK", 16)
+    chunks = generate(dataclasses.replace(model, programs={}), asked, Vanilla(0.5), max_new_tokens=LIMIT, batch_size=3)
+    assert [r.tokens for r in chunks] == [r.tokens for r in whole]
+
+
+def test_the_loop_writes_the_cache_in_place():
+    model = model_of(decoder_of("fast_dllm_v2", 8))
+    generate(model, MANY[:1], Vanilla(0.5), max_new_tokens=4)
+    (loop,) = (program for key, program in model.programs.items() if key[0] == "advance")
+    capacity = 32 + 32 + 8
+    cache_bytes = 2 * 2 * 2 * capacity * 8 * 4  # keys and values, layers, heads
+    assert loop.memory_analysis().alias_size_in_bytes >= cache_bytes
+
+
+def test_a_stop_id_counts_only_where_no_mask_stands_before_it():
+    config = decoder_of("fast_dllm_v2", 8).config
+    asked = make_requests(
+        model_of(decoder_of("fast_dllm_v2", 8)), [[1] * 8, [1] * 8], 2, row_keys(0, 2), 99, sampling(0.0, 1.0, 0, 40)
+    )
+    block = jnp.asarray([[3, MASK, STOP, 4, 4, 4, 4, 4], [3, 4, STOP, MASK, 4, MASK, 4, 4]])
+    nothing = jnp.zeros((2,), jnp.int32)
+    state = block_diffusion.BlockState(
+        cache=empty_cache(config, 2, 32, jnp.float32).with_lengths(nothing + 8),
+        block=block,
+        cached_sub_block=nothing,
+        generated=jnp.zeros((2, 32), jnp.int32),
+        step_map=jnp.full((2, 32), block_diffusion.NEVER),
+        counts=nothing,
+        steps=nothing + 6,
+        done=nothing > 0,
+    )
+    seen = block_diffusion.record(state, asked, denoising_spec(config, Vanilla()))
+    assert seen.done.tolist() == [False, True]
+    assert seen.counts.tolist() == [1, 3]
+    assert seen.generated[1, :3].tolist() == [3, 4, STOP]
+    assert seen.step_map[1, :3].tolist() == [6, 6, 6]
+
+
+def test_bidirectional_keys_are_not_those_that_are_committed():
+    """Of a Nemotron-Labs-Diffusion block only the first layer's keys and values could be kept from denoising."""
+    decoder = decoder_of("nemotron_labs_diffusion", 8)
+    tokens = np.asarray(prompts([8]))
+    causal = decoder.run(tokens, empty_cache(decoder.config, 1, 8, jnp.float32)).cache
+    denoising = decoder.run(tokens, empty_cache(decoder.config, 1, 8, jnp.float32), visible=np.full((1, 8), 8)).cache
+    for kind in ("keys", "values"):
+        (first, second), (own_first, own_second) = getattr(causal, kind), getattr(denoising, kind)
+        np.testing.assert_allclose(first, own_first, atol=1e-5)
+        assert np.abs(np.asarray(second) - np.asarray(own_second)).max() > 0.1
 
 
 @pytest.mark.parametrize("family", FAMILIES)

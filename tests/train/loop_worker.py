@@ -1,4 +1,4 @@
-"""Trains the tiny model in a folder: `killed` dies between two checkpoints, `shared` measures losses on all devices."""
+"""Trains the tiny model in a folder and prints the losses; in mode `killed` it dies between two checkpoints."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import json
 import os
 import signal
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
 
-from tiny_training import SETTINGS, train_tiny
+from tiny_training import train_tiny
 
 from specdiff_jax.train.log import TrainingLog, read_log
 
@@ -30,10 +29,8 @@ def main(mode: str, out: Path) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         TrainingLog.append = append_and_die
-        train_tiny(out)
-    else:
-        train_tiny(out, replace(SETTINGS, steps=4))
-        print(json.dumps([row["loss"] for row in read_log(out / "log.csv")]))
+    train_tiny(out)
+    print(json.dumps([row["loss"] for row in read_log(out / "log.csv")]))
 
 
 if __name__ == "__main__":

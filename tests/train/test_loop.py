@@ -79,8 +79,7 @@ def test_the_loss_falls(unbroken):
 def test_devices_share_a_batch(unbroken, tmp_path):
     losses = run_worker(WORKER, "shared", tmp_path / "shared", devices=2)
     alone = [row["loss"] for row in untimed_log(unbroken[0])]
-    # The schedule of the shorter run falls sooner, but the first chunk is its rise.
-    np.testing.assert_allclose(losses[0], alone[0], rtol=1e-5)
+    np.testing.assert_allclose(losses, alone, rtol=1e-4)
 
 
 def test_batch_that_the_devices_can_not_share(monkeypatch, tmp_path):

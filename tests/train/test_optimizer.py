@@ -32,9 +32,9 @@ def two_steps(settings, params, gradients):
     """Parameters after two steps."""
     params = jax.tree.map(jnp.asarray, params)
     optimizer = make_optimizer(settings, STEPS, params)
-    state = optimizer.init(params)
+    state, update = jax.jit(optimizer.init)(params), jax.jit(optimizer.update)
     for gradient in gradients:
-        updates, state = optimizer.update(gradient, state, params)
+        updates, state = update(gradient, state, params)
         params = jax.tree.map(jnp.add, params, updates)
     return params
 
