@@ -46,21 +46,31 @@ class Keys:
         """Whether the key is there with a value."""
         return self._get(key) is not None
 
-    def count(self, key: str, default: int | None = None, limit: int = MAX_COUNT) -> int:
-        """A size: a whole number from 1 to `limit`; required where there is no default."""
+    def count(self, key: str, default: int | None = None, limit: int = MAX_COUNT, least: int = 1) -> int:
+        """A size: a whole number from `least` to `limit`; required where there is no default."""
         value = self._get(key, default)
-        if is_whole(value) and 1 <= value <= limit:
+        if is_whole(value) and least <= value <= limit:
             return value
-        self._note(key, f"must be a whole number from 1 to {limit}")
-        return 1
+        self._note(key, f"must be a whole number from {least} to {limit}")
+        return least
 
-    def number(self, key: str, default: float | None = None) -> float:
-        """A positive number; required where there is no default."""
+    def number(
+        self, key: str, default: float | None = None, least: float = MIN_NUMBER, limit: float = MAX_NUMBER
+    ) -> float:
+        """A number from `least` to `limit`, by default any positive one; required where there is no default."""
         value = self._get(key, default)
-        if (is_whole(value) or isinstance(value, float)) and MIN_NUMBER <= value <= MAX_NUMBER:
+        if (is_whole(value) or isinstance(value, float)) and least <= value <= limit:
             return float(value)
-        self._note(key, f"must be a number from {MIN_NUMBER:g} to {MAX_NUMBER:g}")
+        self._note(key, f"must be a number from {least:g} to {limit:g}")
         return 1.0
+
+    def choice(self, key: str, options: Collection[str]) -> str:
+        """One of a few words; required."""
+        value = self._get(key)
+        if isinstance(value, str) and value in options:
+            return value
+        self._note(key, f"must be one of {', '.join(options)}")
+        return next(iter(options))
 
     def flag(self, key: str, default: bool) -> bool:
         """True or false."""

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from specdiff_jax import __version__
-from specdiff_jax.cli import bench, check, convert, demo, generate, models
+from specdiff_jax.cli import bench, check, convert, demo, generate, models, train
 from specdiff_jax.errors import InputError
 
 BAD_INPUT = 2
@@ -22,6 +22,7 @@ app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions
 for command in (demo.demo, models.models, generate.generate, convert.convert, check.check):
     app.command()(command)
 app.add_typer(bench.bench, name="bench")
+app.add_typer(train.train, name="train")
 
 
 def _show_version(wanted: bool) -> bool:
