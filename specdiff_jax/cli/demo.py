@@ -1,48 +1,101 @@
-"""`specdiff demo`: a small model answers a few questions, once with each method."""
+"""`specdiff demo`: small models answer a few prompts, once with each method."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
 from specdiff_jax.cli.compilation import keep_compiled_programs
+from specdiff_jax.cli.methods import MethodFlags, build_method
 from specdiff_jax.cli.output import JsonFlag, note, print_json, print_table
 
 if TYPE_CHECKING:
     from specdiff_jax.decode.generate import Generation
 
 
+@dataclass(frozen=True)
+class Quiz:
+    """Prompts, and which texts answer them."""
+
+    prompts: Sequence[str]
+    score: Callable[[Sequence[str]], list[bool]]
+
+
 def demo(as_json: JsonFlag = False) -> None:
-    """Let a small model answer easy questions, once with each method."""
-    settings = json.loads(files("configs").joinpath("demo.json").read_text(encoding="utf-8"))
-    questions = settings["questions"]
+    """Let small models answer a few prompts, once with each method."""
+    plan = json.loads(files("configs").joinpath("demo.json").read_text(encoding="utf-8"))
     keep_compiled_programs()
-
-    import specdiff_jax as sd
-
-    note(f"loading {settings['model']}")
-    model = sd.load(settings["model"])
-    note(f"answering {len(questions)} questions autoregressively")
-    results = sd.generate(
-        model,
-        [question["prompt"] for question in questions],
-        sd.Autoregressive(),
-        max_new_tokens=settings["max_new_tokens"],
-        on_result=lambda index, result: note(f"  {questions[index]['prompt']} {' '.join(result.text.split())}"),
-    )
-    answers = [question["answer"] for question in questions]
-    rows = [summary(settings["model"], "autoregressive", results, answers)]
+    rows = [row for entry in plan for row in compare(entry)]
     if as_json:
         print_json({"rows": rows})
-    else:
-        keys = [key for key in rows[0] if key != "method"]
-        print_table([{"": key.replace("_", " "), **{row["method"]: row[key] for row in rows}} for key in keys])
+        return
+    about = ("model", "method")
+    columns = {"\n".join(row[key] for key in about): row for row in rows}
+    keys = [key for key in rows[0] if key not in about]
+    print_table([{"": key.replace("_", " "), **{name: row[key] for name, row in columns.items()}} for key in keys])
+
+
+def compare(entry: dict[str, Any]) -> list[dict[str, Any]]:
+    """One model's rows.
+
+    Args:
+        entry: "model", "max_new_tokens", what is asked (`open_quiz`), and "methods": each "method" as `--method` has
+            it, "label" for the table, and its flags; the first one is the baseline.
+    """
+    import specdiff_jax as sd
+
+    quiz = open_quiz(entry)
+    note(f"loading {entry['model']}")
+    model = sd.load(entry["model"])
+    rows: list[dict[str, Any]] = []
+    baseline = None
+    for asked in entry["methods"]:
+        flags = {name: value for name, value in asked.items() if name not in ("method", "label")}
+        note(f"answering {len(quiz.prompts)} prompts, {asked['label']}")
+        results = sd.generate(
+            model,
+            quiz.prompts,
+            build_method(asked["method"], MethodFlags(**flags), entry["model"]),
+            max_new_tokens=entry["max_new_tokens"],
+            on_result=lambda index, result: note(f"  {quiz.prompts[index]} {' '.join(result.text.split())}"),
+        )
+        right = quiz.score([result.text for result in results])
+        rows.append(summary(entry["model"], asked["label"], results, right, baseline))
+        baseline = baseline or results
+    return rows
+
+
+def open_quiz(entry: dict[str, Any]) -> Quiz:
+    """The "questions" of an entry ("prompt", and the word "answer" that is in each right answer), or as many "problems"
+    of every procedural task.
+    """
+    if "questions" in entry:
+        words = [question["answer"] for question in entry["questions"]]
+        return Quiz([question["prompt"] for question in entry["questions"]], lambda texts: holds_words(texts, words))
+    from bench.tasks import TASK_NAMES, problems, score
+
+    drawn = [problem for task in TASK_NAMES for problem in problems(task, "test", 0, entry["problems"])]
+    return Quiz([problem.prompt for problem in drawn], lambda texts: score(drawn, texts))
+
+
+def holds_words(texts: Sequence[str], words: Sequence[str]) -> list[bool]:
+    """Whether each text holds its word, as a whole word in any case."""
+    return [
+        re.search(rf"\b{re.escape(word)}\b", text, re.IGNORECASE) is not None
+        for text, word in zip(texts, words, strict=True)
+    ]
 
 
 def summary(
-    model: str, method: str, results: list[Generation], answers: list[str], baseline: list[Generation] | None = None
+    model: str,
+    method: str,
+    results: Sequence[Generation],
+    right: Sequence[bool],
+    baseline: Sequence[Generation] | None = None,
 ) -> dict[str, Any]:
     """One method's row of the comparison.
 
@@ -50,23 +103,19 @@ def summary(
         model: name of the target.
         method: name of the method.
         results: what it answered.
-        answers: the word that each right answer holds.
+        right: which answers are right.
         baseline: what the baseline answered; None where this is the baseline.
 
     Returns:
         Rates are totals over totals; accuracy is a share of 1.
     """
-    right = sum(
-        re.search(rf"\b{re.escape(answer)}\b", result.text, re.IGNORECASE) is not None
-        for result, answer in zip(results, answers, strict=True)
-    )
     forwards = sum(result.forwards for result in results)
     new_tokens = sum(result.new_tokens for result in results)
     return {
         "model": model,
         "method": method,
         "prompts": len(results),
-        "accuracy": right / len(results),
+        "accuracy": sum(right) / len(results),
         "forwards": forwards,
         "tokens_per_forward": new_tokens / forwards,
         "tokens_per_second": new_tokens / sum(result.seconds for result in results),

@@ -180,17 +180,36 @@ def test_demo_answers_most_questions(specdiff, smollm2):
     assert row["identical_to_baseline"] is None
 
 
+def test_demo_compares_methods_on_problems(tiny_diffusion_checkpoint):
+    from specdiff_jax.cli.demo import compare
+
+    methods = [
+        {"method": "vanilla", "label": "one token a step", "threshold": 1.0},
+        {"method": "vanilla", "label": "vanilla", "threshold": 0.001},
+    ]
+    entry = {"model": str(tiny_diffusion_checkpoint), "max_new_tokens": 16, "problems": 1, "methods": methods}
+    slow, fast = compare(entry)
+    assert list(slow) == list(fast) == DEMO_KEYS
+    assert (slow["method"], fast["method"]) == ("one token a step", "vanilla")
+    assert slow["prompts"] == fast["prompts"] == 5
+    assert slow["accuracy"] == fast["accuracy"] == 0  # random weights
+    assert slow["tokens_per_forward"] <= 1 < fast["tokens_per_forward"]
+    assert (slow["identical_to_baseline"], fast["identical_to_baseline"]) == (None, False)
+
+
 def test_demo_row_counts_over_all_prompts():
-    from specdiff_jax.cli.demo import summary
+    from specdiff_jax.cli.demo import holds_words, summary
 
     one = SimpleNamespace(text="It is PARIS.", tokens=(1, 2, 3), new_tokens=3, forwards=2, seconds=0.5)
     two = SimpleNamespace(text="15", tokens=(4,), new_tokens=1, forwards=0, seconds=0.5)
-    row = summary("m", "autoregressive", [one, two], ["Paris", "5"])
+    right = holds_words([one.text, two.text], ["Paris", "5"])
+    assert right == [True, False]
+    row = summary("m", "autoregressive", [one, two], right)
     assert list(row) == DEMO_KEYS
     assert (row["prompts"], row["accuracy"], row["forwards"]) == (2, 0.5, 2)
     assert (row["tokens_per_forward"], row["tokens_per_second"]) == (2.0, 4.0)
-    assert summary("m", "other", [one], ["Paris"], baseline=[one])["identical_to_baseline"] is True
-    assert summary("m", "other", [one], ["Paris"], baseline=[two])["identical_to_baseline"] is False
+    assert summary("m", "other", [one], [True], baseline=[one])["identical_to_baseline"] is True
+    assert summary("m", "other", [one], [True], baseline=[two])["identical_to_baseline"] is False
 
 
 def test_version(specdiff):
