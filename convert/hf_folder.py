@@ -55,6 +55,8 @@ def save(
             save_file(_tensors(params, model_config, weights), folder / SINGLE, metadata={"format": "pt"})
         except SafetensorError as error:
             raise InputError(f"{destination}: can't be written ({error})") from error
+        # safetensors lets nobody else read its file.
+        (folder / SINGLE).chmod((folder / "config.json").stat().st_mode)
 
 
 def _settings(config: Mapping[str, Any], weights: Weights) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from specdiff_jax.json_file import read_json, write_json
 MANIFEST = "specdiff.json"
 PARAMS = "params"
 FORMAT = {"format": "specdiff-params", "version": 2}
+_BESIDE_ARRAYS = 1 << 20  # bytes of a converted folder that are no arrays, or more
 _PIECE = 1 << 20  # bytes of a file in memory at a time
 
 
@@ -48,6 +50,7 @@ def save(
         InputError: the destination exists or can't be written.
     """
     arrays = named(params)
+    _check_room(destination, sum(array.size * array.dtype.itemsize for array in arrays.values()))
     with appearing_whole(destination) as folder:
         write_settings(folder, config, generation_config, text_files)
         with ocp.StandardCheckpointer() as checkpointer:
@@ -107,6 +110,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
     if faults:
         raise InputError(f"{path / PARAMS}: files are missing or cut short, convert the model again: {listed(faults)}")
     return manifest
+
+
+def _check_room(destination: Path, size: int) -> None:
+    """Refuse to begin where the disk is too small: Orbax fills it and then fails in many places at once."""
+    free = shutil.disk_usage(destination.absolute().parent).free
+    if size + _BESIDE_ARRAYS > free:
+        raise InputError(
+            f"{destination}: the weights take {size / 1e9:.2f} GB, but {free / 1e9:.2f} GB are free there; "
+            "make room or choose another destination"
+        )
 
 
 def _check_arrays(path: Path, stored: Mapping[str, Any], targets: Mapping[str, jax.ShapeDtypeStruct]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from specdiff_jax.config import ModelConfig
 from specdiff_jax.errors import InputError
 
-_FAST_DLLM_SUB_BLOCK = 8  # the published default; its checkpoints don't say
+_FAST_DLLM_SUB_BLOCK = 8  # the published default (where it divides the block); its checkpoints don't say
 
 
 @dataclass(frozen=True)
@@ -37,31 +37,37 @@ class BlockSpec:
     filtered_confidence: bool
 
 
-def block_spec(config: ModelConfig) -> BlockSpec:
+def block_spec(config: ModelConfig, block_size: int | None = None) -> BlockSpec:
     """The rules of a diffusion model.
+
+    Args:
+        config: the model's settings.
+        block_size: in place of the one that it was trained for.
 
     Raises:
         InputError: its family is no diffusion family.
     """
     if config.block_size is None or config.mask_token_id is None:
         raise InputError(f"a {config.family} model is no diffusion model: decode it with method autoregressive")
-    shared = {"block_size": config.block_size, "mask_token_id": config.mask_token_id}
+    size = block_size or config.block_size
     if config.family == "fast_dllm_v2":
         return BlockSpec(
-            **shared,
+            block_size=size,
+            mask_token_id=config.mask_token_id,
             token_shift=True,
             causal=False,
             aligned=True,
             strict=True,
-            sub_block=min(_FAST_DLLM_SUB_BLOCK, config.block_size),
+            sub_block=max(width for width in range(1, _FAST_DLLM_SUB_BLOCK + 1) if size % width == 0),
             filtered_confidence=True,
         )
     return BlockSpec(
-        **shared,
+        block_size=size,
+        mask_token_id=config.mask_token_id,
         token_shift=False,
         causal=True,
         aligned=False,
         strict=False,
-        sub_block=config.block_size,
+        sub_block=size,
         filtered_confidence=False,
     )

@@ -7,6 +7,7 @@ Nothing that takes time to import (jax) is imported before a command runs, so th
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import Annotated, NoReturn
 
@@ -43,6 +44,7 @@ def specdiff(
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command on `arguments` (those of the process by default) and exit."""
+    warnings.formatwarning = _one_line
     try:
         code = typer.main.get_command(app).main(arguments, prog_name="specdiff", standalone_mode=False)
     except InputError as error:
@@ -54,6 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     except typer.Abort:
         sys.exit(130)
     sys.exit(code or 0)
+
+
+def _one_line(message: Warning | str, *_: object, **__: object) -> str:
+    """A warning as the command shows it: without the place in the code."""
+    return f"specdiff: warning: {' '.join(str(message).split())}\n"
 
 
 def _refuse(message: str) -> NoReturn:

@@ -51,6 +51,8 @@ def _vanilla(flags: MethodFlags) -> Method:
     from specdiff_jax.decode.methods import Vanilla
 
     given = {name: getattr(flags, name) for name in ("threshold", "block_size", "force")}
+    if flags.force and flags.block_size is None:
+        raise InputError("--force has no effect without --block-size: leave it out")
     return Vanilla(**{name: value for name, value in given.items() if value is not None})
 
 

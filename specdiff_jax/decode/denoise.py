@@ -15,7 +15,8 @@ def propose(
 ) -> tuple[Int[Array, "batch slots"], Float[Array, "batch slots"]]:
     """The token of every slot, and how sure the model is of it.
 
-    A slot's draw depends on its row's key and its place alone.
+    The mask is left out, so that a step never commits nothing; probabilities are shares of the rest. A slot's draw
+    depends on its row's key and its place alone.
 
     Returns:
         tokens, and their probabilities in float32.

@@ -64,15 +64,17 @@ def denoising_spec(config: ModelConfig, method: Vanilla) -> BlockSpec:
     Raises:
         InputError: the target is no diffusion model, was not trained for this block size, or has no such sub-blocks.
     """
-    spec = block_spec(config)
-    size = method.block_size or spec.block_size
-    if size != spec.block_size and not method.force:
+    spec = block_spec(config, method.block_size)
+    size = spec.block_size
+    if size != config.block_size and not method.force:
         raise InputError(
-            f"block size {size}: the model was trained for blocks of {spec.block_size}; leave it out, or force it"
+            f"block size {size}: the model was trained for blocks of {config.block_size}; leave it out, or force it"
         )
-    sub_block = method.sub_block or min(spec.sub_block, size)
+    if size > config.max_position_embeddings:
+        raise InputError(f"block size {size} exceeds the context of {config.max_position_embeddings} tokens")
+    sub_block = method.sub_block or spec.sub_block
     if size % sub_block:
         raise InputError(f"sub_block {sub_block} does not divide the block size {size}")
     if method.sub_block_cache and sub_block == size:
-        raise InputError("sub_block_cache needs a sub_block smaller than the block: this model fills whole blocks")
-    return dataclasses.replace(spec, block_size=size, sub_block=sub_block)
+        raise InputError("sub_block_cache needs a sub_block smaller than the block")
+    return dataclasses.replace(spec, sub_block=sub_block)

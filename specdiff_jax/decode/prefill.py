@@ -29,7 +29,7 @@ def read_prompts(
         model: the target.
         prompts: ids; the width is a power of two.
         lengths: tokens of each prompt that are read.
-        capacity: tokens that a cache row holds.
+        capacity: tokens that a cache row holds at least.
         block: tokens see their whole block of this size; None is causal.
         sharding: where the cache lives, for several devices.
 
@@ -38,7 +38,9 @@ def read_prompts(
     """
     batch, bucket = prompts.shape
     dtype = model.embedding[...].dtype
-    chunk = min(bucket, max(PREFILL_CHUNK, block or 0))
+    chunk = _chunk(bucket, block or 1)
+    chunks = -(-bucket // chunk)
+    prompts = jnp.pad(prompts, ((0, 0), (0, chunks * chunk - bucket)))
     last = lengths - 1
 
     def read_chunk(index: Array, carry: tuple[KVCache, Array]) -> tuple[KVCache, Array]:
@@ -57,14 +59,19 @@ def read_prompts(
         return output.cache, jnp.where((last // chunk == index)[:, None], here, hidden)
 
     carry = (
-        empty_cache(model.config, batch, capacity, dtype, sharding),
+        empty_cache(model.config, batch, max(capacity, chunks * chunk), dtype, sharding),
         jnp.zeros((batch, model.config.hidden_size), dtype),
     )
-    if bucket == chunk:
+    if chunks == 1:
         cache, hidden = read_chunk(jnp.int32(0), carry)
     else:
-        cache, hidden = jax.lax.fori_loop(0, bucket // chunk, read_chunk, carry)
+        cache, hidden = jax.lax.fori_loop(0, chunks, read_chunk, carry)
     return cache.with_lengths(lengths), hidden
+
+
+def _chunk(bucket: int, block: int) -> int:
+    """Rows of a prefill forward: the whole bucket, or else whole blocks, since a block's rows see all of it."""
+    return bucket if bucket <= PREFILL_CHUNK else max(PREFILL_CHUNK // block, 1) * block
 
 
 def _whole_blocks(positions: Int[Array, " rows"], block: int) -> Int[Array, " rows"]:

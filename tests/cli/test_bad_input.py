@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -99,6 +101,21 @@ def test_a_block_size_that_the_model_was_not_trained_for(refused, specdiff, tiny
     assert "block size 16: the model was trained for blocks of 8" in line
     with pytest.warns(UserWarning, match="blocks of 8, not of 16"):
         assert specdiff(*asked, "--block-size", 16, "--force").code == 0
+    assert "--force has no effect without --block-size" in refused(*asked, "--force")
+
+
+def test_a_warning_is_one_line(tiny_diffusion_checkpoint):
+    asked = ["--model", tiny_diffusion_checkpoint, *VANILLA, "--prompt", "a", "--max-new-tokens", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "specdiff_jax", "generate", *asked, "--block-size", "16", "--force"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    warning, counters = done.stderr.splitlines()
+    assert warning.startswith("specdiff: warning: ")
+    assert warning.endswith("was trained for blocks of 8, not of 16")
+    assert "4 new tokens" in counters
 
 
 def test_a_prompt_that_holds_the_mask(refused, tiny_diffusion_checkpoint, tmp_path):

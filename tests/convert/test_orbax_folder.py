@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,14 @@ def test_an_existing_destination_is_refused_before_any_work(
 def test_a_destination_without_a_parent(config: ModelConfig, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="create it first"):
         save(random_params(config), tmp_path / "none" / "converted", family=config.family, **FILES)
+
+
+def test_a_disk_that_is_too_small(config: ModelConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=1000))
+    with pytest.raises(InputError, match=r"converted: the weights take 0\.00 GB, but 0\.00 GB are free there"):
+        save(random_params(config), tmp_path / "converted", family=config.family, **FILES)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("failure", [RuntimeError, KeyboardInterrupt])

@@ -5,10 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 import block_oracle
+import dual_cache_oracle
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from random_decoder import SCALED_ROTARY, RandomDecoder, random_decoder, small_config
 
 from specdiff_jax.decode import block_diffusion, prefill
@@ -185,13 +187,20 @@ def test_threshold_one_fixes_one_token_a_step():
     assert len(set(result.step_map)) == 23
 
 
-def test_the_sub_block_cache_computes_the_same_first_steps():
-    """Until a second step of one sub-block reads keys of an older step, nothing is approximate."""
-    model = model_of(decoder_of("fast_dllm_v2", 8), stop_ids=())
-    plain = generate(model, MANY[:5], Vanilla(0.5, sub_block=4), max_new_tokens=24)
-    cached = generate(model, MANY[:5], Vanilla(0.5, sub_block=4, sub_block_cache=True), max_new_tokens=24)
-    assert [r.tokens[0] for r in cached] == [r.tokens[0] for r in plain]
-    assert [r.tokens for r in cached] != [r.tokens for r in plain]
+@pytest.mark.parametrize(("block", "sub_block"), [(8, 4), (8, 2), (16, 8)])
+@pytest.mark.parametrize("threshold", [0.4, 1.0])
+def test_the_sub_block_cache_equals_the_oracle_with_stale_keys(block, sub_block, threshold):
+    decoder = decoder_of("fast_dllm_v2", block)
+    method = Vanilla(threshold, sub_block=sub_block, sub_block_cache=True)
+    asked = MANY[:12]
+    results = generate(model_of(decoder), asked, method, max_new_tokens=LIMIT, batch_size=6)
+    widths = set()
+    for prompt, result in zip(asked, results, strict=True):
+        asked_for = rules(decoder, threshold, sub_block)
+        trace, rows = dual_cache_oracle.fast_dllm_v2(decoder.tensors, decoder.settings, prompt, asked_for)
+        expect(result, trace)
+        widths |= set(rows)
+    assert widths == {block, sub_block}
 
 
 def test_sub_blocks_of_one_slot_make_the_sub_block_cache_exact():
@@ -257,6 +266,7 @@ def test_streamed_tokens_are_a_final_prefix():
         ("fast_dllm_v2", LinearSpeculation(), "causal commits"),
         ("fast_dllm_v2", Vanilla(block_size=16), "block size 16: the model was trained for blocks of 8"),
         ("fast_dllm_v2", Vanilla(sub_block=3), "sub_block 3 does not divide"),
+        ("fast_dllm_v2", Vanilla(block_size=513, force=True), "block size 513 exceeds the context of 512"),
         ("nemotron_labs_diffusion", Vanilla(sub_block_cache=True), "sub_block_cache needs"),
     ],
 )
@@ -266,11 +276,45 @@ def test_methods_that_do_not_fit_are_refused(family, method, message):
         generate(model, [[1]], method)
 
 
-def test_a_forced_block_size_warns_and_works():
-    model = model_of(decoder_of("fast_dllm_v2", 8), stop_ids=())
-    with pytest.warns(UserWarning, match="trained for blocks of 8, not of 4"):
-        (result,) = generate(model, [[1, 2, 3]], Vanilla(block_size=4, force=True), max_new_tokens=9)
-    assert result.new_tokens == 9
+@pytest.mark.parametrize(
+    ("family", "block", "sub_block"),
+    [
+        ("fast_dllm_v2", 4, 4),
+        ("fast_dllm_v2", 12, 6),  # the largest that is no wider than its own 8
+        ("nemotron_labs_diffusion", 24, 24),
+    ],
+)
+def test_a_forced_block_size_warns_and_equals_the_oracle(family, block, sub_block):
+    decoder = decoder_of(family, 8)
+    with pytest.warns(UserWarning, match=f"trained for blocks of 8, not of {block}"):
+        results = generate(
+            model_of(decoder), MANY[:6], Vanilla(0.5, block_size=block, force=True), max_new_tokens=LIMIT
+        )
+    asked = dataclasses.replace(rules(decoder, 0.5, sub_block), block=block)
+    for prompt, result in zip(MANY, results, strict=False):
+        expect(result, ORACLES[family](decoder.tensors, decoder.settings, prompt, asked))
+
+
+def test_a_long_prompt_in_blocks_that_do_not_divide_a_chunk():
+    """The commit of a block needs all of it in one chunk."""
+    decoder = decoder_of("fast_dllm_v2", 24)
+    (prompt,) = prompts([140])
+    lengths = jnp.asarray([120])
+    tokens = jnp.zeros((1, 256), jnp.int32).at[0, :140].set(jnp.asarray(prompt))
+    caches = []
+    for chunk in (512, 32):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(prefill, "PREFILL_CHUNK", chunk)
+            read = jax.jit(
+                lambda: prefill.read_prompts(
+                    nnx.merge(decoder.graphdef, decoder.params), tokens, lengths, capacity=300, block=24
+                )
+            )
+            caches.append(read())
+    (whole, hidden), (pieces, hidden_of_pieces) = caches
+    for ours, theirs in zip((*whole.keys, *whole.values), (*pieces.keys, *pieces.values), strict=True):
+        np.testing.assert_allclose(ours[:, :, :120], theirs[:, :, :120], atol=1e-5)
+    np.testing.assert_allclose(hidden, hidden_of_pieces, atol=1e-5)
 
 
 def test_a_mask_in_the_prompt_is_refused():
