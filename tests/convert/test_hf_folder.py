@@ -137,7 +137,7 @@ def test_texts_and_settings_are_kept(published: Callable[[str], Path], tmp_path:
     assert json.loads((written / "generation_config.json").read_text()) == generation
     del config["torch_dtype"]
     assert config_of(written) == config | {"dtype": "bfloat16"}
-    modes = {path.stat().st_mode for path in (tmp_path / "saved").iterdir()}
+    modes = {path.stat().st_mode for path in written.iterdir()}
     assert len(modes) == 1, "some files are less readable than others"
 
 
