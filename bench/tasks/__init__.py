@@ -1,4 +1,4 @@
-"""Problems with worked answers and exact scoring, written for this project: unlimited, seeded and split by prompt.
+"""Problems with worked answers and exact scoring, written for this project: seeded and split by what is asked.
 
 They stand where the papers use GSM8K, MATH, HumanEval, MBPP and IFEval, for models of a few million parameters.
 """
@@ -25,22 +25,34 @@ TASK_NAMES = tuple(_TASKS)
 """The tasks, each a module of this package."""
 
 _TEST_SHARE = 16
-"""One prompt in so many belongs to the test split."""
+"""One key in so many belongs to the test split."""
+
+_MOST_TESTED = 5000
+"""Every task has more different keys in its test split; a few thousand draws of them stay fast."""
 
 
 def problems(task: str, split: Split, seed: int, count: int) -> list[Problem]:
     """Draws problems of one split.
 
-    A prompt belongs to the test split by a hash of its text, so that no prompt is ever in both, whatever the seeds.
+    A problem belongs to the test split by a hash of its `key`, so that what is asked is never in both, whatever the
+    seeds and in whatever words. Held out are, by task:
+
+    - word-problems: the calculation, that is all its steps with their numbers in order;
+    - equations: the equation, whatever its letter and the order of its sides and terms;
+    - functions: the specification, whatever the names;
+    - editing: the given value with what it becomes after each instruction;
+    - formatting: the subject with all constraints and their settings.
+
+    The parts of a problem (an operation, a constraint, a list of instructions) are in both splits.
 
     Args:
         task: one of `TASK_NAMES`.
-        split: "train" or "test"; the prompts of a test draw are all different.
+        split: "train" or "test"; the keys of a test draw are all different.
         seed: the same seed gives the same problems.
         count: how many.
 
     Raises:
-        InputError: there is no such task or split, or `count` is negative.
+        InputError: there is no such task or split, or `count` is negative, or over 5000 for the test split.
     """
     if task not in _TASKS:
         raise InputError(f"task {task!r} is unknown: use one of {', '.join(TASK_NAMES)}")
@@ -48,6 +60,8 @@ def problems(task: str, split: Split, seed: int, count: int) -> list[Problem]:
         raise InputError(f"split {split!r} is unknown: use train or test")
     if count < 0:
         raise InputError(f"count is {count}: it must be at least 0")
+    if split == "test" and count > _MOST_TESTED:
+        raise InputError(f"count is {count}: the test split of a task gives at most {_MOST_TESTED} different problems")
     draws = _draws(task, split, seed)
     return [next(draws) for _ in range(count)]
 
@@ -74,9 +88,9 @@ def _draws(task: str, split: Split, seed: int) -> Iterator[Problem]:
     seen: set[str] = set()
     while True:
         problem = _TASKS[task].generate(rng)
-        in_test = zlib.crc32(problem.prompt.encode()) % _TEST_SHARE == 0
-        if in_test != (split == "test") or problem.prompt in seen:
+        in_test = zlib.crc32((task + problem.key).encode()) % _TEST_SHARE == 0
+        if in_test != (split == "test") or problem.key in seen:
             continue
         if in_test:
-            seen.add(problem.prompt)
+            seen.add(problem.key)
         yield problem

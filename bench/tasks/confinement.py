@@ -1,4 +1,10 @@
-"""Running code that a model wrote against given calls, in a subprocess that can do nothing but compute."""
+"""Running code that a model wrote against given calls, in a subprocess held back by audit hook and limits.
+
+Guarded: files, network, imports, further processes and threads, the environment, CPU time, memory and output
+(`bench.tasks.confined`). Not guarded: the memory of that process. Code that corrupts it through a fault of CPython gets
+past the hook and has the rights of the user; only the limits hold it then. It is meant for the slips of small models:
+for code of an attacker, run all of it in a container or a virtual machine.
+"""
 
 from __future__ import annotations
 

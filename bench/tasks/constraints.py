@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+_SENTENCE_END = re.compile(r"[.!?]+[\"'*)]*(?:\s+|\Z)")
+
 
 def _lines(text: str) -> list[str]:
     return [line.strip() for line in text.strip().splitlines() if line.strip()]
@@ -35,22 +37,22 @@ def _has_parts(text: str, count: int, separator: str) -> bool:
 
 
 def _has_sentences(text: str, count: int) -> bool:
-    return text.rstrip().endswith(".") and len([part for part in text.split(".") if part.strip()]) == count
+    *sentences, rest = _SENTENCE_END.split(text)
+    return not rest.strip() and len(sentences) == count and all(re.search(r"\w", part) for part in sentences)
 
 
 def _has_title(text: str, count: int) -> bool:
-    lines = _lines(text)
-    return (
-        len(lines) == 2 and re.fullmatch(r"<<[^<>]+>>", lines[0]) is not None and _has_sentences(lines[1], count=count)
-    )
+    title, _, below = text.strip().partition("\n")
+    return re.fullmatch(r"<<[^<>]+>>", title.strip()) is not None and _has_sentences(below, count)
 
 
 def _has_keys(text: str, keys: list[str]) -> bool:
+    fenced = re.fullmatch(r"```(?:json)?\s(.*)```", text.strip(), re.DOTALL)
     try:
-        value = json.loads(text)
+        value = json.loads(fenced[1] if fenced else text)
     except (ValueError, RecursionError):
         return False
-    return isinstance(value, dict) and list(value) == keys and all(isinstance(v, str) and v for v in value.values())
+    return isinstance(value, dict) and sorted(value) == sorted(keys)
 
 
 def _has_bold(text: str, count: int) -> bool:
@@ -69,8 +71,8 @@ CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
     "capitals": lambda text: text == text.upper(),
     "small letters": lambda text: text == text.lower(),
     "no comma": lambda text: "," not in text,
-    "ends": lambda text, phrase: text.rstrip().rstrip(".").lower().endswith(phrase.lower()),
-    "starts": lambda text, phrase: text.lstrip().lower().startswith(phrase.lower()),
+    "ends": lambda text, phrase: re.search(rf"\b{re.escape(phrase)}[.!?]*\s*\Z", text, re.IGNORECASE) is not None,
+    "starts": lambda text, phrase: re.match(rf"\s*{re.escape(phrase)}\b", text, re.IGNORECASE) is not None,
     "word": lambda text, word: re.search(rf"\b{word}\b", text, re.IGNORECASE) is not None,
     "no word": lambda text, word: re.search(rf"\b{word}\b", text, re.IGNORECASE) is None,
     "at most": lambda text, words: len(text.split()) <= words,

@@ -16,6 +16,10 @@ from bench.tasks.wording import PEOPLE, THINGS, WORDS
 NAME = "editing"
 
 
+_AFTER_VALUE = " \r\n.!`*"
+"""The end of a sentence, of a fence, of bold text."""
+
+
 class _Edit(NamedTuple):
     """An instruction carried out.
 
@@ -75,13 +79,14 @@ def generate(rng: Random) -> Problem:
     given = draw(rng)
     steps = _steps(rng, given, edits, 3 if rng.random() < 0.3 else 2)
     first, *others = [step.instruction for step in steps]
-    words = {"kind": kind, "v": json.dumps(given), "first": first, "First": _sentence(first)}
+    shown = [json.dumps(value) for value in (given, *(step.value for step in steps))]
+    words = {"kind": kind, "v": shown[0], "first": first, "First": _sentence(first)}
     prompt = _sentence(rng.choice(_PROMPTS).format(rest=" and then ".join(others), **words))
     lines = [rng.choice(_OPENINGS).format(**words)]
-    for step in steps:
+    for step, value in zip(steps, shown[1:], strict=True):
         templates = _LAST_STEPS if step is steps[-1] else _STEPS
-        lines.append(_sentence(rng.choice(templates).format(kind=kind, note=step.note, v=json.dumps(step.value))))
-    return Problem(NAME, prompt, "\n".join(lines), {"result": steps[-1].value})
+        lines.append(_sentence(rng.choice(templates).format(kind=kind, note=step.note, v=value)))
+    return Problem(NAME, prompt, "\n".join(lines), {"result": steps[-1].value}, " ".join(shown))
 
 
 def _steps(rng: Random, value: Any, edits: Sequence[_EditOf], count: int) -> list[_Edit]:
@@ -100,17 +105,17 @@ def _steps(rng: Random, value: Any, edits: Sequence[_EditOf], count: int) -> lis
 
 def is_correct(problem: Problem, text: str) -> bool:
     """Whether the last line of `text` ends with the final value; the order of keys in an object does not count."""
-    lines = text.strip().splitlines()
+    lines = text.rstrip(_AFTER_VALUE).splitlines()
     line = lines[-1] if lines else ""
     starts = [at for at in (line.find("["), line.find("{")) if at >= 0]
     if not starts:
         return False
     try:
         value = json.loads(line[min(starts) :])
+        # As text, since True == 1 == 1.0 in Python.
+        return json.dumps(value, sort_keys=True) == json.dumps(problem.check["result"], sort_keys=True)
     except (ValueError, RecursionError):
         return False
-    # As text, since True == 1 == 1.0 in Python.
-    return json.dumps(value, sort_keys=True) == json.dumps(problem.check["result"], sort_keys=True)
 
 
 def _sentence(text: str) -> str:

@@ -11,10 +11,13 @@ from random import Random
 
 from bench.tasks.arithmetic import addition, subtraction
 from bench.tasks.problem import Problem
+from bench.tasks.statements import last_statement
 
 NAME = "equations"
 
 _UNKNOWNS = "xyzntkmpw"
+
+_LEADING_WORDS = r"(?:(?!(?:not|never|or|minus|twice)\b)[A-Za-z]{2,} )*"
 
 _PROMPTS = (
     "Solve for {v}: {e}",
@@ -109,13 +112,22 @@ def generate(rng: Random) -> Problem:
     equation, steps = rng.choice(_FORMS)(rng, v, x, largest)
     prompt = rng.choice(_PROMPTS).format(v=v, e=equation)
     lines = [rng.choice(_OPENINGS).format(e=equation), *steps, rng.choice(_LAST_LINES).format(v=v, x=x)]
-    return Problem(NAME, prompt, "\n".join(lines), {"unknown": v, "solution": x})
+    return Problem(NAME, prompt, "\n".join(lines), {"unknown": v, "solution": x}, _key(equation, v))
+
+
+def _key(equation: str, v: str) -> str:
+    """The equation without its letter and the order of its sides and terms."""
+    sides = equation.replace(v, "x").split(" = ")
+    return " = ".join(sorted(" ".join(sorted(side.split())) for side in sides))
 
 
 def is_correct(problem: Problem, text: str) -> bool:
-    """Whether the last line of `text` ends by stating the solution."""
-    found = re.search(rf"\b{problem.check['unknown']} = (-?\d+)\.?\s*\Z", text)
-    return found is not None and int(found[1]) == problem.check["solution"]
+    """Whether the last clause of `text` is "x = 7" or "7 = x", after nothing but words that do not deny it."""
+    v = problem.check["unknown"]
+    statement = last_statement(text, ends=".!?;:,")
+    found = re.fullmatch(rf"{_LEADING_WORDS}(?:{v} ?= ?(-?\d+)|(-?\d+) ?= ?{v})", statement)
+    # Compared as text: a number may be too long for Python to read.
+    return found is not None and (found[1] or found[2]) == str(problem.check["solution"])
 
 
 def _one_side(rng: Random, v: str, x: int, largest: int) -> tuple[str, list[str]]:
@@ -142,7 +154,7 @@ def _taken_away(rng: Random, v: str, x: int, largest: int) -> tuple[str, list[st
 
 def _two_terms(rng: Random, v: str, x: int, largest: int) -> tuple[str, list[str]]:
     """`ax + cx + b = d`."""
-    a, c = rng.randint(2, largest - 2), rng.randint(2, 5)
+    a, c = rng.randint(2, largest - 2), rng.randint(2, 7)
     b = _constant(rng)
     both = a + c
     total = both * x + b
@@ -153,7 +165,7 @@ def _two_terms(rng: Random, v: str, x: int, largest: int) -> tuple[str, list[str
 
 def _both_sides(rng: Random, v: str, x: int, largest: int) -> tuple[str, list[str]]:
     """`ax + b = cx + d`, `a > c`."""
-    c = rng.randint(2, 5)
+    c = rng.randint(2, 7)
     a = c + rng.randint(1, largest - 1)
     b = _constant(rng)
     d = (a - c) * x + b
@@ -163,8 +175,8 @@ def _both_sides(rng: Random, v: str, x: int, largest: int) -> tuple[str, list[st
 
 def _bracket(rng: Random, v: str, x: int, largest: int) -> tuple[str, list[str]]:
     """`a(x + b) = c`, solved by dividing first or by multiplying out, also with a further constant."""
-    a, b = rng.randint(2, largest), _constant(rng, 7)
-    e = _constant(rng) if rng.random() < 0.4 else 0
+    a, b = rng.randint(2, largest), _constant(rng, 9)
+    e = _constant(rng) if rng.random() < 0.6 else 0
     right = a * (x + b)
     bracket = f"{a}({_linear(1, v, b)})"
     shown = f"{bracket} {'+' if e > 0 else '-'} {abs(e)}" if e else bracket
@@ -234,7 +246,7 @@ def _step(rng: Random, phrases: Sequence[str], calculation: str, equation: str, 
     return rng.choice(phrases).format(**values) + ending.format(c=calculation, e=equation)
 
 
-def _constant(rng: Random, largest: int = 15) -> int:
+def _constant(rng: Random, largest: int = 20) -> int:
     """A number that is not 0, positive twice as often as negative."""
     size = rng.randint(1, largest)
     return size if rng.random() < 0.67 else -size

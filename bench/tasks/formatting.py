@@ -313,7 +313,7 @@ def _ask_bold(rng: Random, topic: str, parts: list[str]) -> _Demand:
 
 def _ask_start(rng: Random, topic: str, parts: list[str]) -> _Demand:
     phrase = rng.choice(_STARTS)
-    parts[0] = phrase.capitalize() + rng.choice((": ", " - ", "; ", "! ")) + parts[0]
+    parts[0] = phrase.capitalize() + rng.choice((": ", " - ", "; ")) + parts[0]
     instruction = rng.choice(("Begin with '{x}'.", "Start with the words '{x}'.", "The first words must be '{x}'."))
     return _Demand(instruction.format(x=phrase), {"kind": "starts", "phrase": phrase})
 
@@ -321,7 +321,9 @@ def _ask_start(rng: Random, topic: str, parts: list[str]) -> _Demand:
 def _ask_end(rng: Random, topic: str, parts: list[str]) -> _Demand:
     phrase = rng.choice(_PHRASES)
     parts[-1] += rng.choice((" - ", "; ", " so ", ": ", " and ")) + phrase
-    instruction = rng.choice(("End with '{x}'.", "Finish with the words '{x}'.", "The last words must be '{x}'."))
+    instruction = rng.choice(
+        ("End with the words '{x}'.", "Finish with the words '{x}'.", "The last words must be '{x}'.")
+    )
     return _Demand(instruction.format(x=phrase), {"kind": "ends", "phrase": phrase})
 
 
@@ -394,7 +396,14 @@ def _draw(rng: Random) -> Problem:
     if rng.random() < 0.15:
         demands.append(_ask_without(rng, text))
     prompt = " ".join(demand.instruction for demand in demands)
-    return Problem(NAME, prompt, text, {"constraints": [demand.constraint for demand in demands]})
+    constraints = [demand.constraint for demand in demands]
+    return Problem(NAME, prompt, text, {"constraints": constraints}, _key(topic, constraints))
+
+
+def _key(topic: str, constraints: list[dict[str, Any]]) -> str:
+    """The subject with the constraints, which are always drawn in one order; the order of JSON keys does not count."""
+    settings = (sorted(value) if isinstance(value, list) else value for one in constraints for value in one.values())
+    return " ".join(map(str, (topic, *settings)))
 
 
 def is_correct(problem: Problem, text: str) -> bool:

@@ -7,18 +7,19 @@ given calls (`bench.tasks.confinement`).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from random import Random
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from bench.tasks.confinement import gives
+from bench.tasks.fences import blocks
 from bench.tasks.problem import Problem
 from bench.tasks.wording import WORDS, table
 
 NAME = "functions"
 
-_FENCE = re.compile(r"```(?:python)?\n(.*?)```", re.DOTALL)
+T = TypeVar("T")
+
 _SHORTEST = 90
 """Characters that `Problem` promises: a shorter function gets a docstring."""
 
@@ -28,7 +29,8 @@ class _Function(NamedTuple):
 
     Attributes:
         parameters: names.
-        task: what the function does, in the third person.
+        task: what the function does, in the third person, with "{a}" and "{b}" for the parameters.
+        key: the same without a choice of words.
         body: lines at the indentation of the function.
         inputs: arguments to test with.
         result: what the function must return.
@@ -36,6 +38,7 @@ class _Function(NamedTuple):
 
     parameters: tuple[str, ...]
     task: str
+    key: str
     body: list[str]
     inputs: Sequence[tuple[Any, ...]]
     result: Callable[..., Any]
@@ -96,7 +99,7 @@ class _Source(NamedTuple):
         text: "the numbers in {a}".
         code: what to iterate over.
         read: the values of an argument.
-        draw: an argument with the given values in it.
+        draw: arguments to test with: an empty one and others, with the given values in them.
     """
 
     parameters: tuple[str, ...]
@@ -104,7 +107,7 @@ class _Source(NamedTuple):
     text: str
     code: str
     read: Callable[[Any], list[Any]]
-    draw: Callable[[Random, tuple[Any, ...]], Any]
+    draw: Callable[[Random, tuple[Any, ...]], Sequence[Any]]
     condition: Callable[[Random], _Condition]
     change: Callable[[Random], _Change]
     results: tuple[_Result, ...]
@@ -127,22 +130,27 @@ def generate(rng: Random) -> Problem:
     """A function of one of the families."""
     function = rng.choice(_FAMILIES)(rng)
     name = f"{rng.choice(_VERBS)}_{rng.choice(_NOUNS)}"
+    task = function.task.format(**dict(zip("ab", function.parameters, strict=False)))
     signature = f"{name}({', '.join(function.parameters)})"
     body = [f"    {line}" for line in function.body]
     if rng.random() < 0.15 or len(signature) + sum(map(len, body)) + len(body) < _SHORTEST:
-        body.insert(0, f'    """{rng.choice(_DOCUMENTATIONS).format(task=function.task)}"""')
-    prompt = rng.choice(_PROMPTS).format(f=signature, task=function.task)
+        body.insert(0, f'    """{rng.choice(_DOCUMENTATIONS).format(task=task)}"""')
+    prompt = rng.choice(_PROMPTS).format(f=signature, task=task)
     check = {
         "calls": [f"{name}({', '.join(map(repr, arguments))})" for arguments in function.inputs],
         "results": [repr(function.result(*arguments)) for arguments in function.inputs],
     }
-    return Problem(NAME, prompt, "\n".join([f"def {signature}:", *body]), check)
+    return Problem(NAME, prompt, "\n".join([f"def {signature}:", *body]), check, function.key)
 
 
 def is_correct(problem: Problem, text: str) -> bool:
-    """Whether the function in `text`, which may be fenced, returns the right result for every test."""
-    fenced = _FENCE.search(text)
-    return gives(fenced[1] if fenced else text, problem.check["calls"], problem.check["results"])
+    """Whether the function in `text` returns the right result for every test.
+
+    The code is the first fenced block that defines anything, or else all of the text. It has the builtins alone:
+    nothing can be imported.
+    """
+    code = next((block for block in blocks(text) if "def " in block), text)
+    return gives(code, problem.check["calls"], problem.check["results"])
 
 
 _DOCUMENTATIONS = (
@@ -181,17 +189,26 @@ _NUMBER_CHANGES: tuple[Callable[[int], _Change], ...] = (
     lambda k: _Change("doubled", "{x} * 2", lambda x: x * 2),
     lambda k: _Change("negated", "-{x}", lambda x: -x),
 )
+
+
+def _of_length(*lengths: int) -> list[str]:
+    """Two words of each length."""
+    return [word[:length] for length in lengths for word in ("lanterns", "outbreak")]
+
+
 _WORD_CONDITIONS: tuple[Callable[[int, str], _Condition], ...] = (
+    lambda k, w: _of("have more than {k} letters", "len({x}) > {k}", k, lambda x: len(x) > k, *_of_length(k, k + 1)),
+    lambda k, w: _of("have fewer than {k} letters", "len({x}) < {k}", k, lambda x: len(x) < k, *_of_length(k, k - 1)),
     lambda k, w: _of(
-        "have more than {k} letters", "len({x}) > {k}", k, lambda x: len(x) > k, "lanterns"[:k], "lanterns"[: k + 1]
+        "have {k} letters", "len({x}) == {k}", k, lambda x: len(x) == k, *_of_length(k - 1, k), "outbreak"
     ),
     lambda k, w: _of(
-        "have fewer than {k} letters", "len({x}) < {k}", k, lambda x: len(x) < k, "lanterns"[:k], "lanterns"[: k - 1]
+        "start with '{k}'", "{x}.startswith('{k}')", w[0], lambda x: x.startswith(w[0]), w, f"{w[0]}umbo", w[1:]
     ),
-    lambda k, w: _of("have {k} letters", "len({x}) == {k}", k, lambda x: len(x) == k, "lanterns"[:k], w),
-    lambda k, w: _of("start with '{k}'", "{x}.startswith('{k}')", w[0], lambda x: x.startswith(w[0]), w),
-    lambda k, w: _of("end with '{k}'", "{x}.endswith('{k}')", w[-1], lambda x: x.endswith(w[-1]), w),
-    lambda k, w: _of("contain '{k}'", "'{k}' in {x}", w[2], lambda x: w[2] in x, w),
+    lambda k, w: _of(
+        "end with '{k}'", "{x}.endswith('{k}')", w[-1], lambda x: x.endswith(w[-1]), w, f"du{w[-1]}", w[:-1]
+    ),
+    lambda k, w: _of("contain '{k}'", "'{k}' in {x}", w[2], lambda x: w[2] in x, w, f"du{w[2]}b", w.replace(w[2], "")),
 )
 _WORD_CHANGES: tuple[Callable[[int, str], _Change], ...] = (
     lambda k, mark: _Change("in capitals", "{x}.upper()", str.upper),
@@ -202,13 +219,13 @@ _WORD_CHANGES: tuple[Callable[[int, str], _Change], ...] = (
     lambda k, mark: _Change("written twice", "{x} * 2", lambda x: x * 2),
 )
 _LETTER_CONDITIONS: tuple[Callable[[str], _Condition], ...] = (
-    lambda k: _of("are vowels", "{x} in 'aeiou'", k, lambda x: x in "aeiou", k),
-    lambda k: _of("are not vowels", "{x} not in 'aeiou'", k, lambda x: x not in "aeiou", k),
-    lambda k: _of("are capital letters", "{x}.isupper()", k, str.isupper, k),
-    lambda k: _of("are digits", "{x}.isdigit()", k, str.isdigit, k),
-    lambda k: _of("are not digits", "not {x}.isdigit()", k, lambda x: not x.isdigit(), k),
-    lambda k: _of("are not '{k}'", "{x} != '{k}'", k, lambda x: x != k, k),
-    lambda k: _of("are '{k}'", "{x} == '{k}'", k, lambda x: x == k, k),
+    lambda k: _of("are lower-case vowels", "{x} in 'aeiou'", k, lambda x: x in "aeiou", *"oiEs"),
+    lambda k: _of("are not lower-case vowels", "{x} not in 'aeiou'", k, lambda x: x not in "aeiou", *"oEst"),
+    lambda k: _of("are capital letters", "{x}.isupper()", k, str.isupper, *"KHe"),
+    lambda k: _of("are digits", "{x}.isdigit()", k, str.isdigit, *"73e"),
+    lambda k: _of("are not digits", "not {x}.isdigit()", k, lambda x: not x.isdigit(), *"7eh"),
+    lambda k: _of("are not '{k}'", "{x} != '{k}'", k, lambda x: x != k, k, k.upper(), "z"),
+    lambda k: _of("are '{k}'", "{x} == '{k}'", k, lambda x: x == k, k, k.upper(), "z"),
 )
 _LETTER_CHANGES: tuple[Callable[[str], _Change], ...] = (
     lambda mark: _Change("in capitals", "{x}.upper()", str.upper),
@@ -245,25 +262,37 @@ def _letter_change(rng: Random) -> _Change:
 # Arguments to test with.
 
 
-def _draw_numbers(rng: Random, near: tuple[int, ...]) -> list[int]:
-    return rng.choices(range(-9, 30), k=rng.randint(1, 4)) + rng.choices(near, k=2)
+def _draw_numbers(rng: Random, near: tuple[int, ...]) -> list[list[int]]:
+    """Each near value also alone, where the largest and the smallest of the others can't hide it."""
+    mixed = (_mixed(rng, rng.choices(range(-9, 30), k=rng.randint(1, 4)), near) for _ in range(2))
+    return [[], *mixed, *([value] for value in near)]
 
 
-def _draw_table(rng: Random, near: tuple[int, ...]) -> dict[str, int]:
-    return dict(zip(rng.sample(WORDS, 6), _draw_numbers(rng, near), strict=False))
+def _draw_tables(rng: Random, near: tuple[int, ...]) -> list[dict[str, int]]:
+    return [dict(zip(rng.sample(WORDS, 7), numbers, strict=False)) for numbers in _draw_numbers(rng, near)]
 
 
-def _draw_last(rng: Random, near: tuple[int, ...]) -> int:
-    return rng.choice((*near, *rng.choices(range(1, 40), k=3)))
+def _draw_lasts(rng: Random, near: tuple[int, ...]) -> list[int]:
+    return [0, *near, rng.randint(14, 40)]
 
 
-def _draw_words(rng: Random, near: tuple[str, ...]) -> list[str]:
-    return rng.choices(WORDS, k=5) + rng.choices(near, k=2)
+def _draw_words(rng: Random, near: tuple[str, ...]) -> list[list[str]]:
+    """The last two are each other's reverse, so that not both are sorted."""
+    first, second = (_mixed(rng, rng.choices(WORDS, k=3), near) for _ in range(2))
+    return [[], first, second, second[::-1]]
 
 
-def _draw_text(rng: Random, near: tuple[str, ...]) -> str:
-    first, second = rng.choices(WORDS, k=2)
-    return f"{rng.choice(_CASES)(first)}{rng.randint(1, 99)}{rng.choice(near)}{rng.choice(_CASES)(second)}"
+def _draw_texts(rng: Random, near: tuple[str, ...]) -> list[str]:
+    return ["", *("".join(_mixed(rng, [*_cased_word(rng), str(rng.randint(1, 99))], near)) for _ in range(3))]
+
+
+def _cased_word(rng: Random) -> str:
+    return rng.choice(_CASES)(rng.choice(WORDS))
+
+
+def _mixed(rng: Random, drawn: list[T], near: tuple[T, ...]) -> list[T]:
+    """All of both: some fulfil the condition and some do not."""
+    return sorted([*drawn, *near], key=lambda _: rng.random())
 
 
 _CASES = (str.lower, str.upper, str.capitalize)
@@ -334,7 +363,7 @@ _SOURCES = (
         "the numbers from 1 to {a}",
         "range(1, {a} + 1)",
         lambda last: list(range(1, last + 1)),
-        _draw_last,
+        _draw_lasts,
         _number_condition,
         _number_change,
         _OF_NUMBERS,
@@ -345,7 +374,7 @@ _SOURCES = (
         "the values of the dictionary {a}",
         "{a}.values()",
         lambda values: list(values.values()),
-        _draw_table,
+        _draw_tables,
         _number_condition,
         _number_change,
         _OF_NUMBERS,
@@ -367,7 +396,7 @@ _SOURCES = (
         "the characters of {a}",
         "{a}",
         list,
-        _draw_text,
+        _draw_texts,
         _letter_condition,
         _letter_change,
         _OF_LETTERS,
@@ -404,8 +433,7 @@ def _pipeline(rng: Random) -> _Function:
     condition, result = source.condition(rng), rng.choice(source.results)
     change = source.change(rng) if result.changes and rng.random() < 0.65 else None
     parameter = rng.choice(source.parameters)
-    values = source.text.format(a=parameter)
-    them = f"{values} that {condition.plural}" + (f", each {change.text}" if change else "")
+    them = f"{source.text} that {condition.plural}" + (f", each {change.text}" if change else "")
 
     def reference(argument: Any) -> Any:
         kept = filter(condition.holds, source.read(argument))
@@ -413,8 +441,9 @@ def _pipeline(rng: Random) -> _Function:
 
     write = rng.choice((_write_loop, _write_loop, _write_steps, _write_whole))
     body = write(rng, source, condition, change, result, parameter)
-    inputs = [(source.draw(rng, condition.near),) for _ in range(5)]
-    return _Function((parameter,), f"returns {result.text.format(them=them)}", body, inputs, reference)
+    inputs = [(argument,) for argument in source.draw(rng, condition.near)]
+    task = f"returns {result.text.format(them=them)}"
+    return _Function((parameter,), task, task, body, inputs, reference)
 
 
 def _write_loop(
@@ -476,7 +505,7 @@ def _write_whole(
 
 
 class _Operation(NamedTuple):
-    """An operation in the third person, its expression in `{x}`, and itself on a value and the second argument."""
+    """An operation in the third person, its expression in `{x}`, and itself on a value and the other argument `{b}`."""
 
     text: str
     code: str
@@ -491,20 +520,20 @@ _NUMBER_OPERATIONS: tuple[Callable[[int], _Operation], ...] = (
     lambda k: _Operation("squares it", "{x} ** 2", lambda x, _: x**2),
     lambda k: _Operation("drops the sign", "abs({x})", lambda x, _: abs(x)),
 )
-_NUMBER_OPERATIONS_WITH: tuple[Callable[[str], _Operation], ...] = (
-    lambda other: _Operation(f"adds {other}", f"{{x}} + {other}", lambda x, y: x + y),
-    lambda other: _Operation(f"subtracts {other}", f"{{x}} - {other}", lambda x, y: x - y),
-    lambda other: _Operation(f"multiplies it by {other}", f"{{x}} * {other}", lambda x, y: x * y),
-    lambda other: _Operation(f"takes the larger of it and {other}", f"max({{x}}, {other})", max),
-    lambda other: _Operation(f"takes the smaller of it and {other}", f"min({{x}}, {other})", min),
+_NUMBER_OPERATIONS_WITH: tuple[_Operation, ...] = (
+    _Operation("adds {b}", "{x} + {b}", lambda x, y: x + y),
+    _Operation("subtracts {b}", "{x} - {b}", lambda x, y: x - y),
+    _Operation("multiplies it by {b}", "{x} * {b}", lambda x, y: x * y),
+    _Operation("takes the larger of it and {b}", "max({x}, {b})", max),
+    _Operation("takes the smaller of it and {b}", "min({x}, {b})", min),
 )
 _TEXT_OPERATIONS: tuple[Callable[[int, str, str, str], _Operation], ...] = (
     lambda k, mark, old, new: _Operation("reverses it", "{x}[::-1]", lambda x, _: x[::-1]),
     lambda k, mark, old, new: _Operation("puts it in capitals", "{x}.upper()", lambda x, _: x.upper()),
     lambda k, mark, old, new: _Operation("puts it in lower case", "{x}.lower()", lambda x, _: x.lower()),
-    lambda k, mark, old, new: _Operation(f"keeps the first {k} letters", f"{{x}}[:{k}]", lambda x, _: x[:k]),
-    lambda k, mark, old, new: _Operation(f"drops the first {k} letters", f"{{x}}[{k}:]", lambda x, _: x[k:]),
-    lambda k, mark, old, new: _Operation(f"keeps the last {k} letters", f"{{x}}[-{k}:]", lambda x, _: x[-k:]),
+    lambda k, mark, old, new: _Operation(f"keeps the first {k} characters", f"{{x}}[:{k}]", lambda x, _: x[:k]),
+    lambda k, mark, old, new: _Operation(f"drops the first {k} characters", f"{{x}}[{k}:]", lambda x, _: x[k:]),
+    lambda k, mark, old, new: _Operation(f"keeps the last {k} characters", f"{{x}}[-{k}:]", lambda x, _: x[-k:]),
     lambda k, mark, old, new: _Operation(f"puts '{mark}' at the end", f"{{x}} + '{mark}'", lambda x, _: x + mark),
     lambda k, mark, old, new: _Operation(f"puts '{mark}' in front", f"'{mark}' + {{x}}", lambda x, _: mark + x),
     lambda k, mark, old, new: _Operation(
@@ -514,13 +543,13 @@ _TEXT_OPERATIONS: tuple[Callable[[int, str, str, str], _Operation], ...] = (
         f"removes '{old}'", f"{{x}}.replace('{old}', '')", lambda x, _: x.replace(old, "")
     ),
 )
-_TEXT_OPERATIONS_WITH: tuple[Callable[[str], _Operation], ...] = (
-    lambda other: _Operation(f"adds {other} at the end", f"{{x}} + {other}", lambda x, y: x + y),
-    lambda other: _Operation(f"puts {other} in front", f"{other} + {{x}}", lambda x, y: y + x),
+_TEXT_OPERATIONS_WITH: tuple[_Operation, ...] = (
+    _Operation("adds {b} at the end", "{x} + {b}", lambda x, y: x + y),
+    _Operation("puts {b} in front", "{b} + {x}", lambda x, y: y + x),
 )
 
 
-def _operations(rng: Random, numbers: bool, other: str | None) -> list[_Operation]:
+def _operations(rng: Random, numbers: bool, two: bool) -> list[_Operation]:
     """Two to four different operations, one of them with the second argument if there is one."""
     operations: list[_Operation] = []
     count = rng.randint(2, 4)
@@ -531,9 +560,9 @@ def _operations(rng: Random, numbers: bool, other: str | None) -> list[_Operatio
             operation = rng.choice(_TEXT_OPERATIONS)(rng.randint(2, 5), rng.choice("!?.-*"), *rng.sample("aeiorn", 2))
         if all(operation.code != done.code for done in operations):
             operations.append(operation)
-    if other:
-        with_other = rng.choice(_NUMBER_OPERATIONS_WITH if numbers else _TEXT_OPERATIONS_WITH)
-        operations[rng.randint(0, count - 1)] = with_other(other)
+    if two:
+        with_other = _NUMBER_OPERATIONS_WITH if numbers else _TEXT_OPERATIONS_WITH
+        operations[rng.randint(0, count - 1)] = rng.choice(with_other)
     return operations
 
 
@@ -550,9 +579,9 @@ def _chain(rng: Random) -> _Function:
     numbers = rng.random() < 0.5
     names = ("a b", "n m", "x y", "p q", "u v") if numbers else ("text end", "word other", "s t", "first second")
     parameters = table(rng.choice(names))[: rng.randint(1, 2)]
-    operations = _operations(rng, numbers, parameters[1] if len(parameters) == 2 else None)
+    operations = _operations(rng, numbers, len(parameters) == 2)
     texts = [operation.text for operation in operations]
-    task = f"takes {parameters[0]}, {', '.join(texts[:-1])} and {texts[-1]}, then returns the result"
+    task = f"takes {{a}}, {', '.join(texts[:-1])} and {texts[-1]}, then returns the result"
 
     def reference(value: Any, other: Any = None) -> Any:
         for operation in operations:
@@ -560,22 +589,24 @@ def _chain(rng: Random) -> _Function:
         return value
 
     if numbers:
-        inputs: list[tuple[Any, ...]] = [(rng.randint(-20, 30), rng.randint(-9, 15)) for _ in range(5)]
+        start = rng.randint(2, 12)  # Its neighbour differs in what is left by any division.
+        inputs: list[tuple[Any, ...]] = [(start, 11), (start + 1, 11), (-start, -2), (start * 3, 59), (1, -61)]
     else:
-        inputs = [(rng.choice(WORDS) + rng.choice(WORDS).upper(), rng.choice(WORDS)) for _ in range(4)]
+        inputs = [(rng.choice(WORDS) + rng.choice(WORDS).upper(), rng.choice(WORDS)) for _ in range(3)]
+        inputs.append((rng.choice(WORDS), rng.choice(WORDS)))
         inputs.append(("Ear of aeiorn AEIORN aeiorn raE", "no"))
     inputs = [arguments[: len(parameters)] for arguments in inputs]
-    return _Function(parameters, task, _write_chain(rng, parameters[0], operations), inputs, reference)
+    return _Function(parameters, task, task, _write_chain(rng, parameters, operations), inputs, reference)
 
 
-def _write_chain(rng: Random, parameter: str, operations: list[_Operation]) -> list[str]:
+def _write_chain(rng: Random, parameters: tuple[str, ...], operations: list[_Operation]) -> list[str]:
     value = rng.choice(("value", "result", "out", "answer", "current", "z"))
-    source, lines = parameter, []
+    source, other, lines = parameters[0], parameters[-1], []
     for place, operation in enumerate(operations):
         if rng.random() < 0.45:
             ordinal = _ORDINALS[place] if rng.random() < 0.7 else rng.choice(_ORDINALS[1:])
-            lines.append(rng.choice(_STEPS).format(n=ordinal, t=operation.text))
-        lines.append(f"{value} = {operation.code.format(x=source)}")
+            lines.append(rng.choice(_STEPS).format(n=ordinal, t=operation.text.format(b=other)))
+        lines.append(f"{value} = {operation.code.format(x=source, b=other)}")
         source = value
     if rng.random() < 0.5:
         return [*lines[:-1], lines[-1].replace(f"{value} =", "return", 1)]
@@ -602,10 +633,10 @@ def _cases(rng: Random) -> _Function:
     else:
         outcomes = []
         while len(outcomes) <= len(conditions):
-            outcome = _as_outcome(draw_change(rng), x)
+            outcome = _as_outcome(draw_change(rng))
             if all(outcome.text != other.text for other in outcomes):
                 outcomes.append(outcome)
-    cases = [f"{o.text} if {x} {c.singular}" for o, c in zip(outcomes, conditions, strict=False)]
+    cases = [f"{o.text} if {{a}} {c.singular}" for o, c in zip(outcomes, conditions, strict=False)]
     task = f"returns {', else '.join(cases)}, and otherwise {outcomes[-1].text}"
 
     def reference(value: Any) -> Any:
@@ -616,15 +647,16 @@ def _cases(rng: Random) -> _Function:
 
     near = [value for condition in conditions for value in condition.near]
     drawn = rng.choices(range(-9, 30), k=6) if numbers else rng.choices(WORDS, k=10)
-    return _Function((x,), task, _write_cases(rng, x, conditions, outcomes), [(v,) for v in [*drawn, *near]], reference)
+    body = _write_cases(rng, x, conditions, outcomes)
+    return _Function((x,), task, task, body, [(v,) for v in [*drawn, *near]], reference)
 
 
 def _label(label: str) -> _Change:
     return _Change(f"'{label}'", f"'{label}'", lambda _: label)
 
 
-def _as_outcome(change: _Change, x: str) -> _Change:
-    return change._replace(text=f"{x} {change.text}")
+def _as_outcome(change: _Change) -> _Change:
+    return change._replace(text=f"{{a}} {change.text}")
 
 
 _CASE_COMMENTS = (
@@ -664,12 +696,12 @@ def _until(rng: Random) -> _Function:
     done: Callable[[int], bool]
     kind = rng.randint(0, 2)
     if kind == 0:
-        text, code, grow = f"adds {k} to {x}", f"{{x}} + {k}", lambda v: v + k
+        text, code, grow = f"adds {k} to {{a}}", f"{{x}} + {k}", lambda v: v + k
     elif kind == 1:
-        text, code, grow = f"multiplies {x} by {k}", f"{{x}} * {k}", lambda v: v * k
+        text, code, grow = f"multiplies {{a}} by {k}", f"{{x}} * {k}", lambda v: v * k
     else:
         bound = k
-        text, code, grow = f"subtracts {k} from {x}", f"{{x}} - {k}", lambda v: v - k
+        text, code, grow = f"subtracts {k} from {{a}}", f"{{x}} - {k}", lambda v: v - k
     if kind == 2:
         goal, stay, done = f"below {bound}", f"{{x}} >= {bound}", lambda v: v < bound
     elif rng.random() < 0.5:
@@ -677,8 +709,8 @@ def _until(rng: Random) -> _Function:
     else:
         goal, stay, done = f"at least {bound}", f"{{x}} < {bound}", lambda v: v >= bound
     counted = rng.random() < 0.5
-    wanted = rng.choice(("how many times it did so", "the number of steps")) if counted else f"{x}"
-    task = f"{text} until it is {goal} and returns {wanted}"
+    wanted = ("how many times it did so", "the number of steps") if counted else ("{a}",)
+    act = f"{text} until it is {goal} and returns "
 
     def reference(value: int) -> int:
         count = 0
@@ -687,8 +719,10 @@ def _until(rng: Random) -> _Function:
         return count if counted else value
 
     largest = 100 if kind == 2 else bound
-    inputs = [(value,) for value in (1, bound - 1, bound, bound + 1, *(rng.randint(1, largest) for _ in range(4)))]
-    return _Function((x,), task, _write_until(rng, x, code, stay, goal, text, counted), inputs, reference)
+    near = (1, bound // k, bound // k + 1, bound - 1, bound, bound + 1)
+    inputs = [(value,) for value in (*near, *(rng.randint(1, largest) for _ in range(3)))]
+    body = _write_until(rng, x, code, stay, goal, text.format(a=x), counted)
+    return _Function((x,), act + rng.choice(wanted), act + wanted[0], body, inputs, reference)
 
 
 def _write_until(rng: Random, x: str, code: str, stay: str, goal: str, text: str, counted: bool) -> list[str]:

@@ -16,9 +16,11 @@ class Problem:
         prompt: what the user asks, ASCII, at most 250 characters.
         answer: a worked answer that scores as correct, ASCII, 90 to 500 characters; what a model is trained on.
         check: what scoring needs; its keys are the task's own.
+        key: what is asked, without wording, names and letters: problems of one key are one problem.
     """
 
     task: str
     prompt: str
     answer: str
     check: Mapping[str, Any]
+    key: str

@@ -1,6 +1,6 @@
 """Arithmetic word problems of two to four steps; they stand in for GSM8K.
 
-The worked answer writes every step as an equation. Its last line gives the result after the word "answer".
+The worked answer writes every step as an equation. Its last sentence gives the result after the word "answer".
 """
 
 from __future__ import annotations
@@ -11,11 +11,15 @@ from typing import NamedTuple
 
 from bench.tasks.arithmetic import addition, multiplication, subtraction
 from bench.tasks.problem import Problem
+from bench.tasks.statements import last_statement
 from bench.tasks.wording import PEOPLE, THINGS
 
 NAME = "word-problems"
 
-_RESULT = re.compile(r"\banswer(?: is|:) (-?\d+)\b", re.IGNORECASE)
+_RESULT = re.compile(r"(?:\D*\banswer(?: is:?|:)\s*)?(-?\d+)(?: ([a-z]+))?", re.IGNORECASE)
+_DENIED = re.compile(r"\b(?:not|never|or)\b", re.IGNORECASE)
+
+_CALCULATION = re.compile(r"\d+ [-+*/] \d+")
 
 _LAST_LINES = (
     "The answer is {r}.",
@@ -262,14 +266,19 @@ def generate(rng: Random) -> Problem:
     lines = [*story.steps, rng.choice(_LAST_LINES).format(r=story.result, unit=story.unit)]
     if sum(map(len, lines)) < 100 or rng.random() < 0.6:
         lines.insert(0, rng.choice(_OPENINGS).format(unit=story.unit))
-    return Problem(NAME, " ".join(story.text), "\n".join(lines), {"result": story.result})
+    key = ", ".join(_CALCULATION.findall(" ".join(story.steps)))
+    return Problem(NAME, " ".join(story.text), "\n".join(lines), {"result": story.result, "unit": story.unit}, key)
 
 
 def is_correct(problem: Problem, text: str) -> bool:
-    """Whether the last line of `text` gives the result."""
-    lines = text.strip().splitlines()
-    found = _RESULT.search(lines[-1]) if lines else None
-    return found is not None and int(found[1]) == problem.check["result"]
+    """Whether the last sentence of `text` is the result, alone or after the word "answer", with or without its unit."""
+    statement = last_statement(text, ends=".!?;")
+    found = _RESULT.fullmatch(statement)
+    if found is None or _DENIED.search(statement):
+        return False
+    unit = problem.check["unit"]
+    # Compared as text: a number may be too long for Python to read.
+    return found[1] == str(problem.check["result"]) and (found[2] or unit).lower() in (unit, unit.removesuffix("s"))
 
 
 def _stock(rng: Random) -> _Story:

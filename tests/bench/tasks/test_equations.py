@@ -97,7 +97,60 @@ def test_the_statement_comes_last(drawn: list[Problem]) -> None:
     problem = drawn[0]
     stated = f"{problem.check['unknown']} = {problem.check['solution']}"
     assert is_correct(problem, stated)
+    assert is_correct(problem, f"Step one.\nDivide by 3: 2 + 3 = 5, so {stated}.")
     assert is_correct(problem, f"So {stated}.\n")
     assert not is_correct(problem, f"{stated} or so")
     assert not is_correct(problem, f"3{stated}")
     assert not is_correct(problem, f"{stated}.5")
+
+
+T_IS_7 = Problem("equations", "", "", {"unknown": "t", "solution": 7}, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["t = 7", "t=7", "7 = t", "**t = 7**", "So **t = 7**.", "**Answer:** t = 7", "`t = 7`", "$t = 7$."],
+)
+def test_right_statements(text: str) -> None:
+    assert is_correct(T_IS_7, text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "-t = 7",
+            "- t = 7",
+            "2 * t = 7",
+            "2t = 7",
+            "1/t = 7",
+            "y - t = 7",
+            "y t = 7",
+            "2 + 7 = t",
+            "-7 = t",
+            "2**t = 7",
+        ),
+        *(
+            "not t = 7",
+            "So not t = 7",
+            "minus t = 7",
+            "t = 8 or t = 7",
+            "t = 7 or t = 8",
+            "t = 7, or t = 8",
+            "t = 7. No, t = 8",
+        ),
+        *(
+            "t = 7.5",
+            "t = 7,5",
+            "t = 7/2",
+            "t = 7 * 2",
+            "t = 7t",
+            "s = 7",
+            "t = ７",
+            "t = " + "9" * 5000,
+            "t = 7 and more",
+        ),
+    ],
+)
+def test_wrong_statements(text: str) -> None:
+    assert not is_correct(T_IS_7, text)

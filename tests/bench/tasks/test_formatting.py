@@ -25,16 +25,20 @@ from bench.tasks.constraints import CONSTRAINTS, is_kept
         ),
         ({"kind": "line words", "count": 2, "words": 3}, "a b c\nd e f", ["a b c", "a b c\nd e", "a b c d\ne f g"]),
         ({"kind": "parts", "count": 2, "separator": "***"}, "a\n***\nb", ["a", "a***", "a***b***c", "a---b"]),
-        ({"kind": "sentences", "count": 2}, "A b. C.", ["A.", "A. B", "A. B. C.", ""]),
-        ({"kind": "title", "count": 1}, "<<A b>>\nC d.", ["C d.", "<<A>> C.", "<A>\nC.", "<<>>\nC.", "C.\n<<A>>"]),
+        ({"kind": "sentences", "count": 2}, "A b! C3.5?\n", ["A.", "A. B", "A. B. C.", "A. . B", "A. !", ""]),
+        (
+            {"kind": "title", "count": 1},
+            "<<A b>>\nC d!",
+            ["<<A>>\nB. C.", "<<A>>", "<<A>> C.", "<A>\nC.", "<<>>\nC.", "C.\n<<A>>"],
+        ),
         (
             {"kind": "keys", "keys": ["a", "b"]},
-            '{"a": "x", "b": "y"}',
+            '{"b": [1], "a": ""}',
             [
                 '{"a": "x"}',
-                '{"b": "x", "a": "y"}',
-                '{"a": 1, "b": "y"}',
-                '{"a": "", "b": "y"}',
+                '{"a": 1, "b": "y", "c": 2}',
+                'Here: {"a": 1, "b": 2}',
+                '{"a": ' + "9" * 5000 + "}",
                 "[]",
                 "x",
                 "[" * 99_999,
@@ -44,8 +48,16 @@ from bench.tasks.constraints import CONSTRAINTS, is_kept
         ({"kind": "capitals"}, "A B 3.", ["A b", "a"]),
         ({"kind": "small letters"}, "a b 3.", ["A b", "A"]),
         ({"kind": "no comma"}, "a; b", ["a, b"]),
-        ({"kind": "ends", "phrase": "that is all"}, "A b - That is all.\n", ["that is all, b", "that is", "is all"]),
-        ({"kind": "starts", "phrase": "dear reader"}, "DEAR READER: a", ["a dear reader", "dear friend"]),
+        (
+            {"kind": "ends", "phrase": "that is all"},
+            "A b - That is all!\n",
+            ["that is all, b", "xthat is all"],
+        ),
+        (
+            {"kind": "starts", "phrase": "dear reader"},
+            "DEAR READER: a",
+            ["a dear reader", "dear readers"],
+        ),
         ({"kind": "word", "word": "fern"}, "A *Fern* b", ["a ferns b", "a"]),
         ({"kind": "no word", "word": "fern"}, "A ferns b", ["a fern b", "FERN"]),
         ({"kind": "at most", "words": 3}, "a b c", ["a b c d"]),
@@ -55,6 +67,15 @@ from bench.tasks.constraints import CONSTRAINTS, is_kept
 def test_constraints(constraint: dict[str, Any], kept: str, broken: list[str]) -> None:
     assert is_kept(constraint, kept)
     assert [text for text in broken if is_kept(constraint, text)] == []
+
+
+def test_forms_of_right_texts() -> None:
+    title = {"kind": "title", "count": 3}
+    assert is_kept(title, "<<A>>\nB.\nC! D?")
+    assert is_kept(title, "<<A>>\n\nB. C. D *e.*")
+    keys = {"kind": "keys", "keys": ["a", "b"]}
+    assert is_kept(keys, '```json\n{"a": 1, "b": {"c": 2}}\n```')
+    assert is_kept(keys, '```\r\n{"b": null, "a": 2}\r\n```\r\n')
 
 
 @pytest.fixture(scope="module")

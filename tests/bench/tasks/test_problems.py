@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 
 import pytest
 from hypothesis import given, settings
@@ -35,11 +36,20 @@ def test_nonsense_is_wrong(task: str, text: str) -> None:
     assert not is_correct(_form_of_its_own(task), text)
 
 
-@pytest.mark.parametrize("task", RUN_IN_PROCESS)
+@pytest.mark.parametrize("task", TASK_NAMES)
 @settings(max_examples=50, deadline=None)
 @given(text=st.text())
 def test_any_text_can_be_scored(task: str, text: str) -> None:
     assert is_correct(_form_of_its_own(task), text) is False
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+@pytest.mark.parametrize(
+    "form", ["{}", "x = {}", "The answer is {}", "[{}]", '{{"a": {}}}', "def f(x):\n    return {}"]
+)
+def test_long_numbers_can_be_scored(task: str, form: str) -> None:
+    problem = _form_of_its_own(task)
+    assert is_correct(problem, form.format("9" * 5000)) is False
 
 
 @functools.cache
@@ -56,17 +66,66 @@ def test_same_seed_same_problems(task: str) -> None:
     assert problems(task, "train", 3, 50) != problems(task, "train", 4, 50)
 
 
-@pytest.mark.parametrize("task", TASK_NAMES)
-def test_no_prompt_is_in_both_splits(task: str) -> None:
-    trained = {problem.prompt for seed in range(3) for problem in problems(task, "train", seed, 1000)}
-    tested = {problem.prompt for seed in range(3) for problem in problems(task, "test", seed, 60)}
-    assert not trained & tested
+def _calculation(problem: Problem) -> object:
+    return re.findall(r"(\d+) ([-+*/]) (\d+) =", problem.answer)
+
+
+def _equation(problem: Problem) -> object:
+    unknown = problem.check["unknown"]
+    term = rf"(?:\d+\({unknown} [-+] \d+\)|\d*{unknown}\b|\d+)"
+    side = rf"-?{term}(?: [-+] {term})*"
+    found = re.search(rf"(?<![\w(])({side}) = ({side})", problem.prompt)
+    assert found, problem
+    signed = (re.sub(r" ([-+]) ", r" \1", text.replace(unknown, "x")).split() for text in found.groups())
+    return sorted(sorted(term if term[0] in "-+" else f"+{term}" for term in terms) for terms in signed)
+
+
+def _specification(problem: Problem) -> object:
+    signature = re.search(r"\w+_\w+\(([\w, ]+)\)", problem.prompt)
+    assert signature, problem
+    text = re.sub(r"^.*?(?:, which|: it|It| that|so that it)\b", "", problem.prompt)
+    text = re.sub(r"^ it\b", "", text).replace("the number of steps", "how many times it did so")
+    before = "adds and by dictionary else from if in multiplies of otherwise puts returns subtracts takes to until"
+    for place, name in enumerate(signature[1].split(", ")):
+        text = re.sub(rf"\b({'|'.join(before.split())}) {name}\b", rf"\1 #{place}", text)
+    return text
+
+
+def _values(problem: Problem) -> object:
+    return re.findall(r"\[[^\]]*\]|\{[^}]*\}", problem.answer)
+
+
+def _constraints(problem: Problem) -> object:
+    place = r"\b(?:on the subject of|about|[Dd]escribe|on|for) the (\w+)"
+    subject = next(word for word in re.findall(place, problem.prompt) if word != "next")
+    constraints = [
+        sorted((key, sorted(value) if isinstance(value, list) else value) for key, value in constraint.items())
+        for constraint in problem.check["constraints"]
+    ]
+    return subject, sorted(map(repr, constraints))
+
+
+CANONICAL = {
+    "word-problems": _calculation,
+    "equations": _equation,
+    "functions": _specification,
+    "editing": _values,
+    "formatting": _constraints,
+}
 
 
 @pytest.mark.parametrize("task", TASK_NAMES)
-def test_prompts_are_new(task: str) -> None:
-    tested = [problem.prompt for problem in problems(task, "test", 0, 300)]
-    assert len(set(tested)) == 300
+def test_what_is_asked_is_in_one_split_only(task: str) -> None:
+    """What is asked is read here from the prompt, the check or the steps, and not from the key."""
+    canonical = CANONICAL[task]
+    tested = problems(task, "test", 0, 2000)
+    assert len({problem.key for problem in tested}) == 2000
+    trained = {repr(canonical(problem)) for problem in problems(task, "train", 0, 100_000)}
+    assert [problem for problem in tested if repr(canonical(problem)) in trained] == []
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_prompts_vary(task: str) -> None:
     assert len({problem.prompt for problem in problems(task, "train", 0, 2000)}) > 1900
 
 
@@ -108,5 +167,7 @@ def test_bad_settings() -> None:
         problems("editing", "dev", 0, 1)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="count is -1"):
         problems("editing", "train", 0, -1)
+    with pytest.raises(InputError, match="count is 5001: the test split of a task gives at most 5000"):
+        problems("editing", "test", 0, 5001)
     with pytest.raises(ValueError, match="1 problems but 0 texts"):
         score(problems("editing", "train", 0, 1), [])

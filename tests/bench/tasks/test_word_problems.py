@@ -86,8 +86,49 @@ def test_only_the_last_line_counts(drawn: list[Problem]) -> None:
     problem = drawn[0]
     result = problem.check["result"]
     assert is_correct(problem, f"the answer is {result}")
-    assert is_correct(problem, f"no steps\nANSWER: {result} coins\n\n")
+    assert is_correct(problem, f"no steps\nANSWER: {result} {problem.check['unit']}\n\n")
     assert not is_correct(problem, f"{problem.answer}\nor not")
     assert not is_correct(problem, f"the answer is {result}0")
     assert not is_correct(problem, f"the answer is -{result}")
-    assert not is_correct(problem, str(result))
+    assert not is_correct(problem, f"{result} and so on")
+
+
+TEN = Problem("word-problems", "", "", {"result": 10, "unit": "pears"}, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("The answer is 10.", "The answer is $10.", "The answer is: 10", "**10**", "10", "The answer is **10**."),
+        *(
+            "**Answer:** 10 pears",
+            "Answer: `10`",
+            "3 + 7 = 10. So the answer is 10.",
+            "The answer is 8. No: the answer is 10!",
+        ),
+    ],
+)
+def test_right_statements(text: str) -> None:
+    assert is_correct(TEN, text)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        *(
+            "10.5",
+            "10,000",
+            "10/7",
+            "10 * 2 = 20",
+            "10 or 11.",
+            "10. No: the answer is 11.",
+            "10%",
+            "10 dozen",
+            "10 hundred",
+        ),
+        *("-10", "not 10", "1 0", "100", "10e3", "10**2", "1**0", "1$0", "１０", "9" * 5000, "11 or the answer is 10"),
+    ],
+)
+def test_wrong_statements(number: str) -> None:
+    assert not is_correct(TEN, f"The answer is {number}")
+    assert not is_correct(TEN, f"3 + 7 = 10. Answer: {number}")
