@@ -50,8 +50,8 @@ def save(
         InputError: the destination exists or can't be written.
     """
     arrays = named(params)
-    _check_room(destination, sum(array.size * array.dtype.itemsize for array in arrays.values()))
     with appearing_whole(destination) as folder:
+        _check_room(destination, sum(array.size * array.dtype.itemsize for array in arrays.values()))
         write_settings(folder, config, generation_config, text_files)
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save((folder / PARAMS).absolute(), arrays)
