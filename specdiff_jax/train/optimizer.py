@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, TypeAlias
 
 import jax
+import jax.numpy as jnp
 import optax
 from jaxtyping import Array
 from optax.contrib import MuonDimensionNumbers, muon
 
-# Matrices are stored (out, in).
-_MATRIX = MuonDimensionNumbers(reduction_axis=1, output_axis=0)
+# Matrices are stored (out, in); those of all layers are stacked.
+_MATRICES = MuonDimensionNumbers(reduction_axis=2, output_axis=1)
+
+Parameters: TypeAlias = Mapping[str, Array | jax.ShapeDtypeStruct]
+"""By their dotted names."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +61,7 @@ def make_schedule(settings: OptimizerSettings, peak: float, steps: int) -> optax
     return optax.join_schedules([rising, falling], [settings.warmup_steps])
 
 
-def make_optimizer(
-    settings: OptimizerSettings, steps: int, params: Mapping[str, Array | jax.ShapeDtypeStruct]
-) -> optax.GradientTransformation:
+def make_optimizer(settings: OptimizerSettings, steps: int, params: Parameters) -> optax.GradientTransformation:
     """The transformation for a run of `steps` steps on such parameters, by their dotted names."""
     rate = make_schedule(settings, settings.learning_rate, steps)
     b1, b2 = settings.betas
@@ -67,19 +69,60 @@ def make_optimizer(
         decayed = {name: array.ndim > 1 and name != "embedding" for name, array in params.items()}
         update = optax.adamw(rate, b1=b1, b2=b2, weight_decay=settings.weight_decay, mask=decayed)
     else:
-        update = muon(
-            rate,
-            weight_decay=settings.weight_decay,
-            adam_b1=b1,
-            adam_b2=b2,
-            adam_learning_rate=make_schedule(settings, settings.adam_learning_rate, steps),
-            muon_weight_dimension_numbers={
-                name: _MATRIX if _is_layer_matrix(name, array) else None for name, array in params.items()
-            },
+        stacks = _stacks(params)
+        update = _on_stacks(
+            muon(
+                rate,
+                weight_decay=settings.weight_decay,
+                adam_b1=b1,
+                adam_b2=b2,
+                adam_learning_rate=make_schedule(settings, settings.adam_learning_rate, steps),
+                muon_weight_dimension_numbers={
+                    **dict.fromkeys(_alone(params, stacks)),
+                    **dict.fromkeys(stacks, _MATRICES),
+                },
+            ),
+            stacks,
         )
     return optax.chain(optax.clip_by_global_norm(settings.clip_norm), update)
 
 
-def _is_layer_matrix(name: str, array: Array | jax.ShapeDtypeStruct) -> bool:
-    """Whether Muon takes a parameter; it leaves routers, and experts, which have three axes."""
-    return name.startswith("layers.") and array.ndim == 2 and not name.endswith(".router")
+def _stacks(params: Parameters) -> dict[str, list[str]]:
+    """The layers' matrices that Muon takes, those of one place and shape together; routers and experts stay out."""
+    stacks: dict[str, list[str]] = {}
+    for name, array in params.items():
+        if name.startswith("layers.") and array.ndim == 2 and not name.endswith(".router"):
+            _, _, place = name.split(".", 2)
+            stacks.setdefault(f"layers.{place} {array.shape}", []).append(name)
+    return stacks
+
+
+def _on_stacks(inner: optax.GradientTransformation, stacks: Mapping[str, list[str]]) -> optax.GradientTransformation:
+    """A transformation that sees matrices stacked.
+
+    Muon makes fifteen small products of every matrix; on a GPU those of all layers in one launch take a fraction of the
+    time.
+    """
+
+    def init(params: optax.Params) -> optax.OptState:
+        return inner.init(_stacked(params, stacks))
+
+    def update(
+        updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.OptState]:
+        found, state = inner.update(_stacked(updates, stacks), state, _stacked(params, stacks))
+        matrices = {name: array for stack, names in stacks.items() for name, array in zip(names, found[stack])}
+        return {name: found[name] if name in found else matrices[name] for name in updates}, state
+
+    return optax.GradientTransformation(init, update)
+
+
+def _stacked(arrays: Mapping[str, Any], stacks: Mapping[str, list[str]]) -> dict[str, Any]:
+    return _alone(arrays, stacks) | {
+        stack: jnp.stack([arrays[name] for name in names]) for stack, names in stacks.items()
+    }
+
+
+def _alone(arrays: Mapping[str, Any], stacks: Mapping[str, list[str]]) -> dict[str, Any]:
+    members = {name for names in stacks.values() for name in names}
+    return {name: array for name, array in arrays.items() if name not in members}
