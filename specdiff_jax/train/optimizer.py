@@ -110,9 +110,11 @@ def _on_stacks(inner: optax.GradientTransformation, stacks: Mapping[str, list[st
     def update(
         updates: optax.Updates, state: optax.OptState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, optax.OptState]:
+        assert params is not None, "weight decay needs the parameters"
         found, state = inner.update(_stacked(updates, stacks), state, _stacked(params, stacks))
-        matrices = {name: array for stack, names in stacks.items() for name, array in zip(names, found[stack])}
-        return {name: found[name] if name in found else matrices[name] for name in updates}, state
+        for stack, names in stacks.items():
+            found |= zip(names, found.pop(stack), strict=True)
+        return {name: found[name] for name in updates}, state
 
     return optax.GradientTransformation(init, update)
 
