@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bench.results import Row, read_results
+from bench.task_summary import summarize
 from bench.tasks import TASK_NAMES
 from specdiff_jax.errors import InputError
 
@@ -25,12 +26,14 @@ class TableSpec:
         wanted: whether a row belongs in the table.
         order: what rows are sorted by.
         columns: heading, with the unit, and how a cell is filled.
+        gather: makes the table's rows from those of the file.
     """
 
     file: str
     wanted: Callable[[Row], bool]
     order: Callable[[Row], Any]
     columns: dict[str, Callable[[Row], str]]
+    gather: Callable[[Iterable[Row]], list[Row]] = list
 
 
 def _number(key: str, digits: int = 0) -> Callable[[Row], str]:
@@ -44,6 +47,18 @@ def _result(key: str) -> Callable[[Row], str]:
 
 def _setting(key: str) -> Callable[[Row], str]:
     return lambda row: str(row["settings"][key])
+
+
+def _of(row: Row, setting: str) -> Any:
+    return row["settings"].get(setting, "-")
+
+
+def _accuracy(task: str) -> Callable[[Row], str]:
+    return lambda row: _share(row["accuracies"].get(task))
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
 
 
 def _method(row: Row) -> str:
@@ -93,14 +108,16 @@ TABLES = {
     "tasks": TableSpec(
         file="decode",
         wanted=lambda row: row["task"] in TASK_NAMES,
-        order=lambda row: (row["model"], row["settings"]["batch"], row["method"], TASK_NAMES.index(row["task"])),
+        gather=summarize,
+        order=lambda row: (row["model"], row["method"], str(_of(row, "threshold")), -row["settings"]["batch"]),
         columns={
             "model": lambda row: row["model"],
-            "task": lambda row: row["task"],
-            "batch": _setting("batch"),
             "method": _method,
-            "problems": _number("problems"),
-            "right": lambda row: "-" if row.get("accuracy") is None else f"{row['accuracy']:.1%}",
+            "threshold": lambda row: str(_of(row, "threshold")),
+            "batch": _setting("batch"),
+            "problems a task": _number("problems"),
+            **{task: _accuracy(task) for task in TASK_NAMES},
+            "mean": lambda row: _share(row["mean_accuracy"]),
             "tokens/forward": _number("tokens_per_forward", 2),
             "tokens/s": _result("tokens_per_second"),
         },
@@ -146,7 +163,7 @@ def render(spec: TableSpec, results: Path) -> str:
     parts = []
     for file in sorted(results.glob(f"*/{spec.file}.json")):
         content = read_results(file)
-        rows = sorted(filter(spec.wanted, content["rows"]), key=spec.order)
+        rows = sorted(spec.gather(filter(spec.wanted, content["rows"])), key=spec.order)
         if rows:
             parts.append(f"{_origin(content['gpu'], rows)}\n\n{_table(spec, rows)}")
     return "\n\n".join(parts) + "\n" if parts else "No results yet.\n"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from specdiff_jax.cli.compilation import keep_compiled_programs
@@ -61,12 +62,17 @@ def compare(entry: dict[str, Any]) -> list[dict[str, Any]]:
             quiz.prompts,
             build_method(asked["method"], MethodFlags(**flags), entry["model"]),
             max_new_tokens=entry["max_new_tokens"],
-            on_result=lambda index, result: note(f"  {quiz.prompts[index]} {' '.join(result.text.split())}"),
+            on_result=lambda index, result: note(shown(quiz.prompts[index], result.text)),
         )
         right = quiz.score([result.text for result in results])
         rows.append(summary(entry["model"], asked["label"], results, right, baseline))
         baseline = baseline or results
     return rows
+
+
+def shown(prompt: str, answer: str) -> str:
+    """A prompt, and its answer below it."""
+    return indent(prompt, "  > ") + "\n" + indent(answer.strip(), "    ")
 
 
 def open_quiz(entry: dict[str, Any]) -> Quiz:
