@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -9,8 +11,14 @@ import jax.numpy as jnp
 
 from bench.measure import seconds_of, time_step
 from bench.target import cache_bytes, filled_cache, open_target, weight_bytes
+from specdiff_jax.block_spec import BlockSpec, block_spec
+from specdiff_jax.decode.block_diffusion import rows_of_slots
 from specdiff_jax.decode.programs import compile_once
+from specdiff_jax.decode.verdict import judge_greedily
 from specdiff_jax.model import Decoder, KVCache
+
+RANKS = 2
+"""Tokens of a slot that a typical draft graph can name."""
 
 
 def forwards(model: Decoder, cache: KVCache, tokens: jax.Array, count: jax.Array) -> tuple[KVCache, jax.Array]:
@@ -29,8 +37,35 @@ def forwards(model: Decoder, cache: KVCache, tokens: jax.Array, count: jax.Array
     return jax.lax.fori_loop(0, count, one, (cache, tokens))
 
 
-def measure(name: str, dtype: str, rows: int, cache_tokens: int, steps: int, repeats: int) -> dict[str, Any]:
+def verifications(
+    model: Decoder, cache: KVCache, tokens: jax.Array, count: jax.Array, spec: BlockSpec
+) -> tuple[KVCache, jax.Array]:
+    """`count` forwards of several branches (1, branches, rows), with what dense verification takes from each."""
+    visible = jnp.full(tokens.shape, tokens.shape[2])
+
+    def one(_: jax.Array, tokens: jax.Array) -> jax.Array:
+        output = model.branches(tokens, cache, visible)
+        # Keys and values of one branch stay, as after a commit; here so that they are computed.
+        kept = sum(jnp.sum(array[:, :, 0, 0, 0]) for array in (*output.keys, *output.values))
+        chosen = judge_greedily(model, rows_of_slots(output.hidden, spec), spec, RANKS).tokens
+        return jnp.where(jnp.isnan(kept), 0, chosen).astype(tokens.dtype)
+
+    return cache, jax.lax.fori_loop(0, count, one, tokens)
+
+
+def measure(
+    name: str, dtype: str, rows: int, branches: int, cache_tokens: int, steps: int, repeats: int
+) -> dict[str, Any]:
     """Time a forward of a geometry with random weights, logits of all rows included.
+
+    Args:
+        name: of the geometry.
+        dtype: of weights and activations.
+        rows: of the block.
+        branches: drafts beside it, which are verified in the same forward; 0 is a plain forward.
+        cache_tokens: in the cache.
+        steps: that are timed in one go.
+        repeats: how often.
 
     Returns:
         seconds and spread of a forward, and the bytes of weights and of cache that it reads.
@@ -38,7 +73,11 @@ def measure(name: str, dtype: str, rows: int, cache_tokens: int, steps: int, rep
     model = open_target(name, random=True, dtype=dtype, devices=1)
     cache = filled_cache(model, jnp.full((1,), cache_tokens, jnp.int32), cache_tokens + rows)
     tokens = jax.random.randint(jax.random.key(2), (1, rows), 0, model.config.vocab_size, jnp.int32)
-    program = compile_once(model, "bench forwards", forwards, cache, tokens, jnp.int32(0), donate=(0,))
+    step: Callable[..., tuple[KVCache, jax.Array]] = forwards
+    if branches:
+        tokens = jnp.tile(tokens[:, None], (1, 1 + branches, 1))
+        step = partial(verifications, spec=block_spec(model.config))
+    program = compile_once(model, "bench forwards", step, cache, tokens, jnp.int32(0), donate=(0,))
 
     def elapsed(count: int) -> float:
         nonlocal cache
@@ -49,6 +88,6 @@ def measure(name: str, dtype: str, rows: int, cache_tokens: int, steps: int, rep
     return {
         "seconds": timing.seconds,
         "spread": timing.spread,
-        "weight_bytes": weight_bytes(model, rows),
+        "weight_bytes": weight_bytes(model, rows * (1 + branches)),
         "cache_bytes": cache_bytes(model.config, 1, cache_tokens, model.dtype.itemsize, 1),
     }

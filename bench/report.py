@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.draft_summary import budgets_side_by_side
 from bench.results import Row, read_results
 from bench.task_summary import summarize
 from bench.tasks import TASK_NAMES
@@ -55,6 +56,10 @@ def _of(row: Row, setting: str) -> Any:
 
 def _accuracy(task: str) -> Callable[[Row], str]:
     return lambda row: _share(row["accuracies"].get(task))
+
+
+def _saved(budget: int) -> Callable[[Row], str]:
+    return lambda row: _share(row["saved"].get(budget))
 
 
 def _share(value: float | None) -> str:
@@ -120,6 +125,19 @@ TABLES = {
             "mean": lambda row: _share(row["mean_accuracy"]),
             "tokens/forward": _number("tokens_per_forward", 2),
             "tokens/s": _result("tokens_per_second"),
+        },
+    ),
+    "drafts": TableSpec(
+        file="drafts",
+        wanted=lambda row: row["method"] == "spiffy",
+        gather=budgets_side_by_side,
+        order=lambda row: (row["model"], row["settings"]["nodes"]),
+        columns={
+            "model": lambda row: row["model"],
+            "nodes": _setting("nodes"),
+            "answers": _number("problems"),
+            "same tokens": lambda row: _share(row["identical"]),
+            **{f"B = {budget}": _saved(budget) for budget in range(1, 9)},
         },
     ),
     "forward": TableSpec(

@@ -16,6 +16,7 @@ Row = dict[str, Any]
 
 KEYS = {
     "decode": ("model", "task", "method", "settings"),
+    "drafts": ("model", "task", "method", "settings"),
     "forward": ("geometry", "path", "implementation", "branches", "settings"),
 }
 """What tells the rows of a file apart: a new row takes the place of the old one that agrees in all of these.

@@ -18,8 +18,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specdiff_jax.config import ModelConfig
+    from specdiff_jax.decode.calibrate import calibrate
     from specdiff_jax.decode.generate import Generation, generate
-    from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, Vanilla
+    from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, Spiffy, Vanilla
+    from specdiff_jax.draft_graph import DraftGraph, fixed_graph
+    from specdiff_jax.draft_graph_file import read_graph, write_graph
     from specdiff_jax.errors import InputError
     from specdiff_jax.loading import Model, load
 
@@ -27,27 +30,39 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Autoregressive": "decode.methods",
+    "DraftGraph": "draft_graph",
     "Generation": "decode.generate",
     "InputError": "errors",
     "LinearSpeculation": "decode.methods",
     "Model": "loading",
     "ModelConfig": "config",
+    "Spiffy": "decode.methods",
     "Vanilla": "decode.methods",
+    "calibrate": "decode.calibrate",
+    "fixed_graph": "draft_graph",
     "generate": "decode.generate",
     "load": "loading",
+    "read_graph": "draft_graph_file",
+    "write_graph": "draft_graph_file",
 }
 
 __all__ = [
     "Autoregressive",
+    "DraftGraph",
     "Generation",
     "InputError",
     "LinearSpeculation",
     "Model",
     "ModelConfig",
+    "Spiffy",
     "Vanilla",
     "__version__",
+    "calibrate",
+    "fixed_graph",
     "generate",
     "load",
+    "read_graph",
+    "write_graph",
 ]
 
 

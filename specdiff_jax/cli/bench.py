@@ -92,6 +92,9 @@ def decode(
 def forward(
     geometry: Annotated[list[str], typer.Option(help="A bundled shape; repeatable.")],
     rows: Annotated[list[int] | None, typer.Option(min=1, help="Rows of the block; repeatable [1, 32].")] = None,
+    branches: Annotated[
+        list[int] | None, typer.Option(min=0, help="Drafts that are verified beside it; repeatable [0].")
+    ] = None,
     dtype: Dtype = "bfloat16",
     cache_tokens: CacheTokens = 512,
     steps: Steps = 100,
@@ -105,12 +108,58 @@ def forward(
     """Time a forward of a block of rows against a cache: DIR/<gpu>/forward.json."""
     from bench.forward import sections
     from bench.run import Settings
+    from specdiff_jax.block_spec import block_spec
     from specdiff_jax.geometries import geometry as shape
 
     for name in geometry:
-        shape(name)
+        config = shape(name)
+        if branches and any(branches):
+            block_spec(config)
     settings = Settings(dtype, cache_tokens, steps, repeats, flags)
-    _run("forward", sections(geometry, rows or [1, 32], settings), settings, commit, out, time_limit, as_json)
+    _run(
+        "forward",
+        sections(geometry, rows or [1, 32], branches or [0], settings),
+        settings,
+        commit,
+        out,
+        time_limit,
+        as_json,
+    )
+
+
+@bench.command()
+def drafts(
+    model: Annotated[list[str], typer.Option(help="A block-diffusion model; repeatable.")],
+    budget: Annotated[list[int] | None, typer.Option(min=1, help="Numbers of drafts; repeatable [1 to 8].")] = None,
+    kind: Annotated[list[str] | None, typer.Option(help="Kinds of draft graphs; repeatable [all].")] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Held-out problems of each task.")] = 20,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts side by side.")] = 20,
+    threshold: Annotated[float, typer.Option(help="Confidence at which a token is fixed.")] = 0.9,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens a prompt.")] = 256,
+    dtype: Dtype = "float32",
+    commit: Commit = None,
+    out: Out = RESULTS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Count the forwards that draft graphs save: DIR/<gpu>/drafts.json."""
+    from bench.drafts import KINDS, DraftBench, measure
+    from bench.environment import read_environment
+    from bench.results import add_rows
+
+    unknown = [name for name in kind or [] if name not in KINDS]
+    if unknown:
+        raise InputError(f"--kind {unknown[0]}: choose from {'; '.join(KINDS)}")
+    keep_compiled_programs()
+    environment = read_environment(_measured_command(sys.argv[1:]), commit)
+    asked = DraftBench(budget or range(1, 9), kind or KINDS, problems, batch, threshold, max_new_tokens, dtype)
+    for name in model:
+        for row in measure(name, asked):
+            add_rows(out, "drafts", environment, [row])
+            if as_json:
+                print_json(row)
+            else:
+                about = row["settings"].get("nodes", "vanilla"), row["settings"].get("budget", 0)
+                print(f"{name}, {about[0]}, budget {about[1]}: {row['forwards_saved']:.1%} saved", flush=True)
 
 
 @bench.command()

@@ -34,10 +34,8 @@ def demo(as_json: JsonFlag = False) -> None:
     if as_json:
         print_json({"rows": rows})
         return
-    about = ("model", "method")
-    columns = {"\n".join(row[key] for key in about): row for row in rows}
-    keys = [key for key in rows[0] if key not in about]
-    print_table([{"": key.replace("_", " "), **{name: row[key] for name, row in columns.items()}} for key in keys])
+    known = [key for key in rows[0] if key != "prompts" and any(row[key] is not None for row in rows)]
+    print_table([{key: row[key] for key in known} for row in rows])
 
 
 def compare(entry: dict[str, Any]) -> list[dict[str, Any]]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdiff_jax.cli.compilation import keep_compiled_programs
 from specdiff_jax.cli.methods import MethodFlags, MethodName, build_method
+from specdiff_jax.cli.options import PROMPTS_FILE, ChatFlag, DtypeFlag, MaxNewTokensFlag, ModelFlag
 from specdiff_jax.cli.output import JsonFlag, note, print_json
 from specdiff_jax.errors import InputError
 
@@ -19,37 +20,36 @@ if TYPE_CHECKING:
 
 
 def generate(
-    model: Annotated[str, typer.Option(help="A folder, a Hugging Face id, or a name that `specdiff models` lists.")],
+    model: ModelFlag,
     method: Annotated[MethodName, typer.Option(help="How to decode.")],
     prompt: Annotated[str | None, typer.Option(help="One prompt.")] = None,
-    prompts: Annotated[
-        Path | None, typer.Option(metavar="FILE.jsonl", help='Objects with "prompt" or "messages", one a line.')
-    ] = None,
+    prompts: Annotated[Path | None, PROMPTS_FILE] = None,
     drafter: Annotated[str | None, typer.Option(help="The drafter of dflash.")] = None,
     graph: Annotated[
-        Path | None, typer.Option(metavar="GRAPH.json", help="The draft graph of spiffy and specfold.")
+        Path | None,
+        typer.Option(metavar="GRAPH.json", help="The draft graph of spiffy and specfold [the model's own, if any]."),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Most new tokens a prompt.")] = 256,
-    threshold: Annotated[float | None, typer.Option(help="Confidence at which diffusion fixes a token.")] = None,
+    max_new_tokens: MaxNewTokensFlag = 256,
+    threshold: Annotated[
+        float | None, typer.Option(help="Confidence at which diffusion fixes a token [the draft graph's, or 0.9].")
+    ] = None,
     delta: Annotated[float | None, typer.Option(help="Relative residual up to which specfold folds a row.")] = None,
     budget: Annotated[int | None, typer.Option(help="Draft states that are verified together.")] = None,
     block_size: Annotated[int | None, typer.Option(help="Tokens of a diffusion block.")] = None,
     force: Annotated[
-        bool | None, typer.Option("--force", help="Take a block size that the model was not trained for.")
+        bool | None,
+        typer.Option(
+            "--force",
+            help="Take a block size that the model was not trained for, or a draft graph made for other settings.",
+        ),
     ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Mass of the nucleus to sample from.")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Candidates to sample from; 0 is all.")] = 0,
     seed: Annotated[int, typer.Option(help="Seed of the random draws.")] = 0,
-    dtype: Annotated[
-        Literal["float32", "bfloat16"] | None,
-        typer.Option(help="Of weights and activations; bfloat16 on a GPU and float32 elsewhere by default."),
-    ] = None,
+    dtype: DtypeFlag = None,
     exact: Annotated[bool, typer.Option("--exact", help="float32 at the baseline's shapes: slow, for proofs.")] = False,
-    chat: Annotated[
-        bool | None,
-        typer.Option("--chat/--raw", help="Put texts through the chat template; done where there is one by default."),
-    ] = None,
+    chat: ChatFlag = None,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded side by side.")] = 1,
     stream: Annotated[bool, typer.Option("--stream", help="Print text while it is made.")] = False,
     tensor_parallel: Annotated[int, typer.Option(help="Devices that the weights are spread over.")] = 1,

@@ -34,20 +34,20 @@ class _Entry:
 
     Attributes:
         reads: names of the flags that it reads.
-        build: the method from its flags.
+        build: the method from its flags and the name of the model.
     """
 
     reads: frozenset[str]
-    build: Callable[[MethodFlags], Method]
+    build: Callable[[MethodFlags, str], Method]
 
 
-def _autoregressive(flags: MethodFlags) -> Method:
+def _autoregressive(flags: MethodFlags, model: str) -> Method:
     from specdiff_jax.decode.methods import Autoregressive
 
     return Autoregressive()
 
 
-def _vanilla(flags: MethodFlags) -> Method:
+def _vanilla(flags: MethodFlags, model: str) -> Method:
     from specdiff_jax.decode.methods import Vanilla
 
     given = {name: getattr(flags, name) for name in ("threshold", "block_size", "force")}
@@ -56,9 +56,34 @@ def _vanilla(flags: MethodFlags) -> Method:
     return Vanilla(**{name: value for name, value in given.items() if value is not None})
 
 
+def _spiffy(flags: MethodFlags, model: str) -> Method:
+    from specdiff_jax.decode.methods import Spiffy
+    from specdiff_jax.draft_graph_file import read_graph
+
+    graph = read_graph(flags.graph or _own_graph(model))
+    given = {name: getattr(flags, name) for name in ("budget", "threshold", "force")}
+    if flags.threshold is None and graph.key is not None:
+        given["threshold"] = graph.key.threshold
+    return Spiffy(graph, **{name: value for name, value in given.items() if value is not None})
+
+
+def _own_graph(model: str) -> Path:
+    """The draft graph that lies in a model's own folder."""
+    from convert.resolve import resolve
+
+    path = resolve(model) / "draft_graph.json"
+    if not path.is_file():
+        raise InputError(
+            f"method spiffy needs a draft graph, and {model} has none of its own: make one with specdiff calibrate "
+            "and give it with --graph"
+        )
+    return path
+
+
 METHODS: dict[str, _Entry] = {
     "autoregressive": _Entry(frozenset(), _autoregressive),
     "vanilla": _Entry(frozenset({"threshold", "block_size", "force"}), _vanilla),
+    "spiffy": _Entry(frozenset({"graph", "budget", "threshold", "force"}), _spiffy),
 }
 
 
@@ -75,4 +100,4 @@ def build_method(name: MethodName, flags: MethodFlags, model: str) -> Method:
         if getattr(flags, field.name) is not None and field.name not in entry.reads:
             flag = "--" + field.name.replace("_", "-")
             raise InputError(f"{flag} has no effect with --method {name}: leave it out")
-    return entry.build(flags)
+    return entry.build(flags, model)

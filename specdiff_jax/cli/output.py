@@ -19,12 +19,18 @@ def print_json(value: object) -> None:
 
 def print_table(rows: Sequence[Mapping[str, object]]) -> None:
     """Rows with the same keys as a table on stdout, with the keys as its head."""
+    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*(key.replace("_", " ") for key in rows[0]))
-    for row in rows:
-        table.add_row(*map(_cell, row.values()))
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    cells = {key.replace("_", " "): [_cell(row[key]) for row in rows] for key in rows[0]}
+    for head, column in cells.items():
+        # Lines are broken between words, as far as the terminal is wide enough for that.
+        longest = max(len(word) for text in (head, *column) for word in text.split() or [""])
+        table.add_column(head, overflow="fold", min_width=longest)
+    for line in zip(*cells.values(), strict=True):
+        table.add_row(*line)
     Console().print(table)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,10 @@ class BlockState(LoopState):
     cached_sub_block: Int[Array, " batch"]
     step_map: Int[Array, "batch room"]
     steps: Int[Array, " batch"]
+
+
+State = TypeVar("State", bound=BlockState)
+"""A carry with more in it stays one."""
 
 
 def begin(
@@ -147,12 +152,19 @@ def whole_block_step(
         spec: the family's rules.
         waiting: rows that sit this forward out.
     """
+    cache, logits = forward_block(model, state, spec, waiting)
+    tokens, confidence = propose(logits, spec, requests.sampling, step_keys(requests, state.steps + 1))
+    return settle(state, cache, tokens, confidence, requests, threshold, spec, ~state.done & ~waiting)
+
+
+def forward_block(
+    model: Decoder, state: BlockState, spec: BlockSpec, waiting: Bool[Array, " batch"]
+) -> tuple[KVCache, Float[Array, "batch slots vocab"]]:
+    """The forward of whole blocks: the cache with their keys and values past each length, and logits of every slot."""
     size, lengths = spec.block_size, state.cache.lengths
-    masked = state.block == spec.mask_token_id
-    complete = ~jnp.any(masked, axis=1)
-    ends = (lengths + size)[:, None]
-    visible = jnp.broadcast_to(ends, state.block.shape)
+    visible = jnp.broadcast_to((lengths + size)[:, None], state.block.shape)
     if spec.causal:
+        complete = ~jnp.any(state.block == spec.mask_token_id, axis=1)
         visible = jnp.where(complete[:, None], lengths[:, None] + 1 + jnp.arange(size), visible)
     # Rows that wait write past what anybody sees.
     output = model(
@@ -161,19 +173,42 @@ def whole_block_step(
         visible=visible,
     )
     assert output.cache is not None
-    tokens, confidence = propose(
-        model.logits(_rows_of_slots(output.hidden, spec)), spec, requests.sampling, step_keys(requests, state.steps + 1)
-    )
+    return output.cache.with_lengths(lengths), model.logits(rows_of_slots(output.hidden, spec))
+
+
+def settle(
+    state: State,
+    cache: KVCache,
+    tokens: Int[Array, "batch slots"],
+    confidence: Float[Array, "batch slots"],
+    requests: Requests,
+    threshold: Float[Array, ""],
+    spec: BlockSpec,
+    moves: Bool[Array, " batch"],
+) -> State:
+    """What a forward of whole blocks leads to: blocks with more tokens, and where no mask was left, fresh ones.
+
+    Args:
+        state: the carry, of whatever class.
+        cache: with the keys and values of the blocks past each length.
+        tokens: proposed for every slot.
+        confidence: how sure the model is of them.
+        requests: the batch.
+        threshold: confidence at which a token is accepted.
+        spec: the family's rules.
+        moves: rows that take part.
+    """
+    masked = state.block == spec.mask_token_id
+    complete = ~jnp.any(masked, axis=1)
     # With the shift, the block's last row speaks for the next block's first slot and stands in the place of this one's.
     seeds = tokens[:, 0] if spec.token_shift else tokens[:, -1]
     block = jnp.where(
         complete[:, None], fresh_block(seeds, spec), accept(state.block, tokens, confidence, spec, threshold)
     )
-    moves = ~state.done & ~waiting
     cached = jnp.where(complete, -1, active_sub_block(masked, spec))
     moved = dataclasses.replace(
         state,
-        cache=output.cache.with_lengths(lengths + size * (complete & moves)),
+        cache=cache.with_lengths(cache.lengths + spec.block_size * (complete & moves)),
         block=jnp.where(moves[:, None], block, state.block),
         cached_sub_block=jnp.where(moves, cached, state.cached_sub_block),
         steps=state.steps + moves,
@@ -196,7 +231,7 @@ def sub_block_step(
     output = model(rows, state.cache.with_lengths(lengths + first), visible=visible)
     assert output.cache is not None
     proposed, sureness = propose(
-        model.logits(_rows_of_slots(output.hidden, spec)), spec, requests.sampling, step_keys(requests, state.steps + 1)
+        model.logits(rows_of_slots(output.hidden, spec)), spec, requests.sampling, step_keys(requests, state.steps + 1)
     )
     batch = jnp.arange(lengths.size)[:, None]
     tokens = state.block.at[batch, slots].set(proposed)
@@ -223,9 +258,9 @@ def _has_cached_sub_block(state: BlockState, spec: BlockSpec) -> Bool[Array, " b
     return jnp.any(masked, axis=1) & (state.cached_sub_block == active) & ~(first_is_masked & spec.token_shift)
 
 
-def _rows_of_slots(hidden: Float[Array, "batch slots hidden"], spec: BlockSpec) -> Float[Array, "batch slots hidden"]:
+def rows_of_slots(hidden: Float[Array, "*batch slots hidden"], spec: BlockSpec) -> Float[Array, "*batch slots hidden"]:
     """The row that speaks for each slot: its own, or with the token shift the one before (the last one for slot 0)."""
-    return jnp.roll(hidden, 1, axis=1) if spec.token_shift else hidden
+    return jnp.roll(hidden, 1, axis=-2) if spec.token_shift else hidden
 
 
 def fresh_block(seeds: Int[Array, " batch"], spec: BlockSpec) -> Int[Array, "batch slots"]:
@@ -238,25 +273,21 @@ def step_keys(requests: Requests, steps: Int[Array, " batch"]) -> Key[Array, " b
     return jax.vmap(jax.random.fold_in)(requests.keys, steps)
 
 
-def record(state: BlockState, requests: Requests, spec: BlockSpec) -> BlockState:
+def record(state: State, requests: Requests, spec: BlockSpec) -> State:
     """Copy what the blocks hold into the new tokens, and find the rows that are done by it.
 
     A row is done when a stop id has no mask before it, or when so many tokens as it may have are final.
     """
     size, room = spec.block_size, state.generated.shape[1]
     batch = jnp.arange(state.done.size)[:, None]
-    places = (state.cache.lengths - requests.prompt_lengths)[:, None] + jnp.arange(size)  # among the new tokens
+    places = places_of(state.cache.lengths, requests, size)
     masked = state.block == spec.mask_token_id
     written = jnp.where(masked | (places < 0) | state.done[:, None], room, places)
     generated = state.generated.at[batch, written].set(state.block, mode="drop")
     step_map = state.step_map.at[batch, written].min(state.steps[:, None], mode="drop")
 
-    before_mask = jnp.cumsum(masked, axis=1) == 0
-    final = jnp.maximum(jnp.max(jnp.where(before_mask, places + 1, 0), axis=1), 0)
-    is_stop = jnp.any(state.block[:, :, None] == requests.stop_ids, axis=2) & before_mask & (places >= 0)
-    to_stop = jnp.min(jnp.where(is_stop, places + 1, NEVER), axis=1)
-    counts = jnp.minimum(jnp.minimum(final, to_stop), requests.limits)
-    done = state.done | (to_stop != NEVER) | (final >= requests.limits)
+    counts, done = ending(state.block, places, requests, spec)
+    done |= state.done
     return dataclasses.replace(
         state,
         generated=generated,
@@ -264,6 +295,30 @@ def record(state: BlockState, requests: Requests, spec: BlockSpec) -> BlockState
         counts=jnp.where(state.done, state.counts, counts),
         done=done,
     )
+
+
+def places_of(lengths: Int[Array, " batch"], requests: Requests, size: int) -> Int[Array, "batch slots"]:
+    """Places of a block's slots among the new tokens; negative where they hold the end of the prompt."""
+    return (lengths - requests.prompt_lengths)[:, None] + jnp.arange(size)
+
+
+def ending(
+    block: Int[Array, "batch slots"], places: Int[Array, "batch slots"], requests: Requests, spec: BlockSpec
+) -> tuple[Int[Array, " batch"], Bool[Array, " batch"]]:
+    """How many new tokens are final with such a block, and whether the row is done by it.
+
+    Args:
+        block: tokens and masks.
+        places: of its slots among the new tokens.
+        requests: the batch.
+        spec: the family's rules.
+    """
+    before_mask = jnp.cumsum(block == spec.mask_token_id, axis=1) == 0
+    final = jnp.maximum(jnp.max(jnp.where(before_mask, places + 1, 0), axis=1), 0)
+    is_stop = jnp.any(block[:, :, None] == requests.stop_ids, axis=2) & before_mask & (places >= 0)
+    to_stop = jnp.min(jnp.where(is_stop, places + 1, NEVER), axis=1)
+    counts = jnp.minimum(jnp.minimum(final, to_stop), requests.limits)
+    return counts, (to_stop != NEVER) | (final >= requests.limits)
 
 
 def run(

@@ -10,11 +10,13 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 
-from specdiff_jax.decode import autoregressive, block_diffusion, linear_speculation
+from specdiff_jax.decode import autoregressive, block_diffusion, linear_speculation, spiffy
+from specdiff_jax.decode.graph_key import graph_key
 from specdiff_jax.decode.loop import BatchResult, OnTokens
-from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, Method, Vanilla, denoising_spec
+from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, Method, Spiffy, Vanilla, denoising_spec
 from specdiff_jax.decode.requests import Prompt, Requests, check_lengths, encode_prompt, make_requests, row_keys
 from specdiff_jax.decode.sampling import sampling
+from specdiff_jax.draft_graph import check_graph
 from specdiff_jax.errors import InputError
 from specdiff_jax.loading import Model
 from specdiff_jax.text import TextStream
@@ -114,7 +116,7 @@ def generate(
     encoded = [encode_prompt(model, prompt, chat) for prompt in prompts]
     check_lengths(model, encoded, max_new_tokens)
     if not isinstance(method, Autoregressive):
-        _check_no_mask(model, encoded)
+        check_no_mask(model, encoded)
     keys = row_keys(seed, len(prompts))
 
     results: list[Generation] = []
@@ -122,7 +124,7 @@ def generate(
         rows = encoded[begin : begin + batch]
         requests = make_requests(model, rows, batch, keys[begin : begin + batch], max_new_tokens, settings)
         stream = None if on_text is None else _BatchStream(model, begin, len(rows), on_text)
-        answered = _run(model, requests, method, max_new_tokens, stream)
+        answered = _run(model, requests, method, max_new_tokens, stream, exact)
         if stream is not None:
             stream.finish()
         for index, row in enumerate(rows):
@@ -151,6 +153,8 @@ def check_method(model: Model, method: Method) -> None:
                     f"{model.name} was trained for blocks of {model.config.block_size}, not of {spec.block_size}",
                     stacklevel=3,
                 )
+        elif isinstance(method, Spiffy):
+            check_graph(method.graph, graph_key(model, method.baseline), model.config.vocab_size, method.force)
         elif isinstance(method, LinearSpeculation):
             linear_speculation.speculation_spec(model.config)
         elif model.config.family == "fast_dllm_v2":
@@ -159,7 +163,9 @@ def check_method(model: Model, method: Method) -> None:
         raise InputError(f"method {name.lower()} is not available for {model.name}: {error}") from error
 
 
-def _run(model: Model, requests: Requests, method: Method, limit: int, on_tokens: OnTokens | None) -> BatchResult:
+def _run(
+    model: Model, requests: Requests, method: Method, limit: int, on_tokens: OnTokens | None, exact: bool
+) -> BatchResult:
     match method:
         case Autoregressive():
             return autoregressive.run(model, requests, method, limit, on_tokens)
@@ -167,9 +173,11 @@ def _run(model: Model, requests: Requests, method: Method, limit: int, on_tokens
             return block_diffusion.run(model, requests, method, limit, on_tokens)
         case LinearSpeculation():
             return linear_speculation.run(model, requests, method, limit, on_tokens)
+        case Spiffy():
+            return spiffy.run(model, requests, method, limit, on_tokens, serial=exact)
 
 
-def _check_no_mask(model: Model, encoded: Sequence[Sequence[int]]) -> None:
+def check_no_mask(model: Model, encoded: Sequence[Sequence[int]]) -> None:
     """Refuse a mask id in a prompt: it would be filled in like those of a block."""
     mask = model.config.mask_token_id
     if any(mask in ids for ids in encoded):

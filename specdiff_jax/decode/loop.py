@@ -51,6 +51,7 @@ class BatchResult:
         step_map: for each new token, the row's forwards when it became final (batch, room); 0 is the prefill.
         accepted_drafts: drafted tokens of each row that verification accepted.
         verifications: verifications of each row; None where no drafter runs.
+        hits: how often each node of the draft graph was accepted (batch, nodes); None where there is none.
     """
 
     tokens: np.ndarray
@@ -60,6 +61,7 @@ class BatchResult:
     step_map: np.ndarray
     accepted_drafts: np.ndarray
     verifications: np.ndarray | None = None
+    hits: np.ndarray | None = None
 
 
 def run_loop(
@@ -68,7 +70,7 @@ def run_loop(
     start: Callable[..., Any],
     advance: Callable[..., Any],
     requests: Requests,
-    *arguments: Array,
+    *arguments: Any,
     on_tokens: OnTokens | None = None,
 ) -> tuple[Any, float]:
     """Decode one batch.
@@ -80,7 +82,7 @@ def run_loop(
         advance: (decoder, state, requests, steps, *arguments) -> the state after so many steps more, or fewer where all
             rows are done before; the state is donated.
         requests: the batch.
-        arguments: arrays for both.
+        arguments: arrays, or trees of them, for both.
         on_tokens: looked in every few steps.
 
     Returns:

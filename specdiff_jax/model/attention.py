@@ -31,12 +31,16 @@ class Rows(NamedTuple):
     Attributes:
         rotary: their angles.
         starts: tokens that stand before the first row of each batch row.
-        visible: which keys each row sees; None is causal (position + 1).
+        visible: which keys each row sees; None is causal (position + 1). With branches, how many rows of its own
+            branch each row sees, beside all that is cached.
+        branches: several continuations of the same cache, side by side, each of which sees itself alone; None where the
+            rows are one text.
     """
 
     rotary: RotaryTable
     starts: Int[Array, " batch"]
     visible: Visible | None
+    branches: int | None = None
 
 
 def attend(
@@ -57,6 +61,60 @@ def attend(
     seen = visible[:, None, :, None, :]
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
     return contract("bksgt,bktd->bskgd", weights.astype(values.dtype), values)
+
+
+def attend_branches(
+    queries: Float[Array, "batch rows kv_heads group head_dim"],
+    cached: LayerCache,
+    lengths: Int[Array, " batch"],
+    keys: Float[Array, "batch kv_heads rows head_dim"],
+    values: Float[Array, "batch kv_heads rows head_dim"],
+    visible: Int[Array, "batch rows"],
+    branches: int,
+) -> Float[Array, "batch rows kv_heads group head_dim"]:
+    """Attention of several branches, side by side, to what is cached and each to itself.
+
+    Args:
+        queries: of all branches, one after the other.
+        cached: keys and values that all branches share.
+        lengths: how many of them are valid.
+        keys: of the rows themselves.
+        values: of the rows themselves.
+        visible: how many rows of its own branch each row sees.
+        branches: number of branches, which are equally long.
+
+    Scores and softmax are in float32.
+    """
+    batch, rows, kv_heads, group, size = queries.shape
+    slots, scale = rows // branches, size**-0.5
+    cached_keys, cached_values = cached
+    own = (batch, kv_heads, branches, slots, size)
+    before = contract("bskgd,bktd->bksgt", queries, cached_keys, jnp.float32) * scale
+    within = contract(
+        "bxskgd,bkxtd->bkxsgt",
+        queries.reshape(batch, branches, slots, kv_heads, group, size),
+        keys.reshape(own),
+        jnp.float32,
+    ).reshape(batch, kv_heads, rows, group, slots)
+    seen_before = jnp.arange(cached_keys.shape[2]) < lengths[:, None]
+    seen_within = jnp.arange(slots) < visible[:, :, None]
+    scores = jnp.concatenate(
+        [
+            jnp.where(seen_before[:, None, None, None, :], before, -jnp.inf),
+            jnp.where(seen_within[:, None, :, None, :], within * scale, -jnp.inf),
+        ],
+        axis=-1,
+    )
+    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
+    of_before, of_within = jnp.split(weights, [cached_keys.shape[2]], axis=-1)
+    mixed = contract("bksgt,bktd->bskgd", of_before, cached_values, jnp.float32)
+    mixed_within = contract(
+        "bkxsgt,bkxtd->bxskgd",
+        of_within.reshape(batch, kv_heads, branches, slots, group, slots),
+        values.reshape(own),
+        jnp.float32,
+    )
+    return (mixed + mixed_within.reshape(mixed.shape)).astype(values.dtype)
 
 
 def flash_attend(
@@ -127,7 +185,8 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "batch rows hidden"], LayerCache]:
         """Attention output and the layer's (keys, values) with the new rows in them.
 
-        Without a cache the new rows are the only keys.
+        Without a cache the new rows are the only keys. With branches the cache is not written, and the new rows' own
+        keys and values come back instead.
         """
         projected = contract("bsh,oh->bso", x, self.qkv[...])
         if self.qkv_bias is not None:
@@ -153,6 +212,11 @@ class Attention(nnx.Module):
         if rows.rotary.query_scale is not None:
             queries = (queries * rows.rotary.query_scale[..., None, None, None]).astype(projected.dtype)
         keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
+        if rows.branches is not None:
+            assert cached is not None
+            assert rows.visible is not None
+            mixed = attend_branches(queries, cached, rows.starts, keys, values, rows.visible, rows.branches)
+            return mixed, (keys, values)
         if cached is not None:
             keys, values = write(cached[0], keys, rows.starts), write(cached[1], values, rows.starts)
         visible = rows.visible

@@ -34,6 +34,20 @@ class DecoderOutput(NamedTuple):
     features: tuple[Float[Array, "batch rows hidden"], ...]
 
 
+class BranchOutput(NamedTuple):
+    """Result of a forward of several branches.
+
+    Attributes:
+        hidden: rows after the final norm, ready for `Decoder.logits`.
+        keys: of the rows themselves, one array a layer; the cache is as it was.
+        values: of the rows themselves, one array a layer.
+    """
+
+    hidden: Float[Array, "batch branches slots hidden"]
+    keys: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
+    values: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
+
+
 class DecoderLayer(nnx.Module):
     """Pre-norm residual layer."""
 
@@ -96,7 +110,37 @@ class Decoder(nnx.Module):
         starts = jnp.zeros((tokens.shape[0],), jnp.int32) if cache is None else cache.lengths
         if positions is None:
             positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
-        rows = Rows(rotary_table(self.config.rotary, positions), starts, visible)
+        x, streams, keys, values = self._run(
+            tokens, Rows(rotary_table(self.config.rotary, positions), starts, visible), cache
+        )
+        written = None if cache is None else KVCache(keys, values, cache.lengths)
+        return DecoderOutput(self.norm(x), written, tuple(streams[tap] for tap in taps))
+
+    def branches(
+        self, tokens: Int[Array, "batch branches slots"], cache: KVCache, visible: Int[Array, "batch branches slots"]
+    ) -> BranchOutput:
+        """Run several continuations of each batch row's cached tokens in one forward.
+
+        Args:
+            tokens: ids; every branch begins behind the cached tokens and sees them all, and of the others nothing.
+            cache: keys and values so far; it is read alone.
+            visible: how many slots of its own branch, counted from its first, each row sees.
+        """
+        batch, branches, slots = tokens.shape
+        positions = jnp.tile(cache.lengths[:, None] + jnp.arange(slots, dtype=jnp.int32), (1, branches))
+        rows = Rows(rotary_table(self.config.rotary, positions), cache.lengths, visible.reshape(batch, -1), branches)
+        x, _, keys, values = self._run(tokens.reshape(batch, -1), rows, cache)
+
+        def apart(array: Array) -> Array:
+            return array.reshape(*array.shape[:2], branches, slots, -1)
+
+        hidden = self.norm(x).reshape(batch, branches, slots, -1)
+        return BranchOutput(hidden, tuple(map(apart, keys)), tuple(map(apart, values)))
+
+    def _run(
+        self, tokens: Int[Array, "batch rows"], rows: Rows, cache: KVCache | None
+    ) -> tuple[Array, list[Array], tuple[Array, ...], tuple[Array, ...]]:
+        """The residual stream behind the last layer, those behind each layer, and every layer's keys and values."""
         x = lookup(self.embedding[...], tokens)
         streams, keys, values = [], [], []
         for index, layer in enumerate(self.layers):
@@ -105,10 +149,11 @@ class Decoder(nnx.Module):
             streams.append(x)
             keys.append(layer_keys)
             values.append(layer_values)
-        written = None if cache is None else KVCache(tuple(keys), tuple(values), cache.lengths)
-        return DecoderOutput(self.norm(x), written, tuple(streams[tap] for tap in taps))
+        return x, streams, tuple(keys), tuple(values)
 
-    def logits(self, hidden: Float[Array, "*rows hidden"]) -> Float[Array, "*rows vocab"]:
-        """Float32 logits of rows that passed the final norm."""
+    def logits(
+        self, hidden: Float[Array, "*rows hidden"], vocabulary: slice = slice(None)
+    ) -> Float[Array, "*rows vocab"]:
+        """Float32 logits of rows that passed the final norm, for a part of the vocabulary or for all of it."""
         head = self.embedding if self.head is None else self.head
-        return contract("...h,vh->...v", hidden, head[...], jnp.float32)
+        return contract("...h,vh->...v", hidden, head[...][vocabulary], jnp.float32)

@@ -12,9 +12,10 @@ from flax import nnx
 
 import bench.target
 from bench.forward import sections
-from bench.forward_step import forwards, measure
+from bench.forward_step import forwards, measure, verifications
 from bench.run import Settings
 from bench.target import filled_cache
+from specdiff_jax.block_spec import block_spec
 from specdiff_jax.config import parse_config
 from specdiff_jax.loading import random_model
 
@@ -66,15 +67,39 @@ def test_each_forward_reads_what_the_one_before_chose():
 
 def test_measure_counts_what_a_forward_reads(monkeypatch):
     monkeypatch.setattr(bench.target, "geometry", lambda name: TINY)
-    result = measure("tiny", "bfloat16", rows=4, cache_tokens=6, steps=60, repeats=2)
+    result = measure("tiny", "bfloat16", rows=4, branches=0, cache_tokens=6, steps=400, repeats=2)
     assert result["seconds"] > 0
     per_layer = (4 + 2 * 2) * 8 * 32 + 4 * 8 * 32 + 3 * 48 * 32 + 2 * 32 + 2 * 8
     assert result["weight_bytes"] == 2 * (97 * 32 + 2 * per_layer + 32)  # the embedding is the head
     assert result["cache_bytes"] == 2 * 2 * 2 * 6 * 2 * 8
 
 
+def test_branches_read_the_weights_once_and_choose_what_each_would_alone(monkeypatch):
+    config = dataclasses.replace(
+        TINY, family="nemotron_labs_diffusion", block_size=4, mask_token_id=96, tie_embeddings=False
+    )
+    monkeypatch.setattr(bench.target, "geometry", lambda name: config)
+    result = measure("tiny", "bfloat16", rows=4, branches=2, cache_tokens=6, steps=400, repeats=2)
+    assert result["seconds"] > 0
+    assert result["weight_bytes"] == measure("tiny", "bfloat16", 4, 0, 6, 400, 2)["weight_bytes"]
+
+    model = random_model(config, dtype="float32")
+    decoder = nnx.merge(model.graphdef, model.params)
+    cache = filled_cache(model, jnp.full((1,), 6, jnp.int32), 10)
+    tokens = jnp.arange(8, dtype=jnp.int32).reshape(1, 2, 4)
+    _, both = jax.jit(lambda count: verifications(decoder, cache, tokens, count, block_spec(config)))(2)
+    for branch in range(2):
+        _, alone = jax.jit(lambda count, own: forwards(decoder, cache, own, count))(2, tokens[:, branch])
+        np.testing.assert_array_equal(both[:, branch], alone)
+
+
+def test_rows_count_all_branches():
+    (section,) = sections(["nld-3b"], [32], [8], Settings())
+    assert (section.known["path"], section.known["branches"], section.known["rows"]) == ("dense", 8, 288)
+
+
 def test_rows_have_the_keys_that_others_read():
-    planned = sections(["qwen3-8b", "nld-3b"], [1, 32], Settings(cache_tokens=512))
+    planned = sections(["qwen3-8b", "nld-3b"], [1, 32], [0], Settings(cache_tokens=512))
     assert [(section.known["geometry"], section.known["rows"]) for section in planned] == [
         ("qwen3-8b", 1),
         ("qwen3-8b", 32),
@@ -92,7 +117,7 @@ def test_rows_have_the_keys_that_others_read():
 
 
 def test_without_a_bandwidth_there_is_no_floor():
-    (section,) = sections(["nld-3b"], [1], Settings())
+    (section,) = sections(["nld-3b"], [1], [0], Settings())
     measured = {"seconds": 4e-3, "spread": 1.0, "weight_bytes": 1, "cache_bytes": 1}
     row = section.row(section.known, measured, None)
     assert row["weight_floor_microseconds"] is row["ratio_to_floor"] is None

@@ -37,3 +37,19 @@ def specdiff(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
         return Outcome(caught.value.code, captured.out, captured.err)
 
     return run
+
+
+@pytest.fixture
+def refused(specdiff: Callable[..., Outcome]) -> Callable[..., str]:
+    """Runs the command, asserts that it refuses in one line, and returns the line."""
+
+    def run(*arguments: object) -> str:
+        outcome = specdiff(*arguments)
+        assert outcome.code == 2
+        assert outcome.stdout == ""
+        lines = outcome.stderr.splitlines()
+        assert len(lines) == 1, outcome.stderr
+        assert lines[0].startswith("specdiff: error: ")
+        return lines[0]
+
+    return run

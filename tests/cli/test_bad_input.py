@@ -14,22 +14,6 @@ AUTOREGRESSIVE = ("--method", "autoregressive")
 VANILLA = ("--method", "vanilla")
 
 
-@pytest.fixture
-def refused(specdiff):
-    """Runs the command, asserts that it refuses in one line, and returns the line."""
-
-    def run(*arguments: object) -> str:
-        outcome = specdiff(*arguments)
-        assert outcome.code == 2
-        assert outcome.stdout == ""
-        lines = outcome.stderr.splitlines()
-        assert len(lines) == 1, outcome.stderr
-        assert lines[0].startswith("specdiff: error: ")
-        return lines[0]
-
-    return run
-
-
 def test_unknown_model(refused, tmp_path):
     line = refused("generate", "--model", tmp_path / "absent", *AUTOREGRESSIVE, "--prompt", "a", "--json")
     assert "absent" in line
@@ -77,8 +61,8 @@ def test_unknown_method_lists_the_methods(refused):
 
 
 def test_method_that_is_not_available(refused):
-    line = refused("generate", "--model", "m", "--method", "spiffy", "--prompt", "a")
-    assert "method spiffy is not available for m: choose autoregressive or vanilla" in line
+    line = refused("generate", "--model", "m", "--method", "specfold", "--prompt", "a")
+    assert "method specfold is not available for m: choose autoregressive or vanilla or spiffy" in line
 
 
 def test_methods_of_the_other_kind_of_model(refused, tiny_checkpoint, tiny_diffusion_checkpoint):

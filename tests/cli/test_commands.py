@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -175,11 +176,13 @@ def test_demo_answers_most_questions(specdiff, smollm2):
     assert outcome.code == 0
     (rows,) = [line["rows"] for line in outcome.rows]
     assert all(list(row) == DEMO_KEYS for row in rows)
-    assert [row["model"] for row in rows] == ["pico-fdv2", "pico-fdv2", "pico-nld", "pico-nld", smollm2]
+    assert [row["model"] for row in rows] == 3 * ["pico-fdv2"] + 2 * ["pico-nld"] + [smollm2]
     assert all(row["accuracy"] >= 0.7 for row in rows)
-    for slow, fast in (rows[0:2], rows[2:4]):
+    for slow, fast in (rows[0:2], rows[3:5]):
         assert slow["identical_to_baseline"] is None
         assert fast["tokens_per_forward"] > 2 * slow["tokens_per_forward"]
+    assert rows[2]["method"] == "Spiffy"
+    assert rows[2]["forwards"] < rows[1]["forwards"]
 
 
 def test_demo_compares_methods_on_problems(tiny_diffusion_checkpoint):
@@ -197,6 +200,19 @@ def test_demo_compares_methods_on_problems(tiny_diffusion_checkpoint):
     assert slow["accuracy"] == fast["accuracy"] == 0  # random weights
     assert slow["tokens_per_forward"] <= 1 < fast["tokens_per_forward"]
     assert (slow["identical_to_baseline"], fast["identical_to_baseline"]) == (None, False)
+
+
+def test_demo_takes_the_draft_graph_from_the_model_s_folder(tiny_diffusion_checkpoint, tmp_path):
+    import specdiff_jax as sd
+    from specdiff_jax.cli.demo import compare
+
+    folder = shutil.copytree(tiny_diffusion_checkpoint, tmp_path / "model")
+    sd.write_graph(sd.fixed_graph(7, 4), folder / "draft_graph.json")
+    methods = [{"method": "vanilla", "label": "vanilla"}, {"method": "spiffy", "label": "Spiffy"}]
+    plain, drafted = compare({"model": str(folder), "max_new_tokens": 16, "problems": 1, "methods": methods})
+    assert drafted["method"] == "Spiffy"
+    assert drafted["forwards"] < plain["forwards"]
+    assert drafted["identical_to_baseline"] is True
 
 
 def test_demo_row_counts_over_all_prompts():

@@ -182,59 +182,123 @@ class Trace:
     forwards: int
 
 
-def fast_dllm_v2(
-    tensors: Tensors, settings: Settings, prompt: Sequence[int], rules: Rules, forward: Forward = forward
-) -> Trace:
+class Family:
+    """Decoding block by block with one model: what the families share."""
+
+    def __init__(self, tensors: Tensors, settings: Settings, rules: Rules, forward: Forward = forward) -> None:
+        self.rules = rules
+        self.model = partial(_logits, forward, tensors, settings, rules)
+
+    def begin(self, prompt: Sequence[int]) -> _Text:
+        """The prompt and the canvas of the first block."""
+        raise NotImplementedError
+
+    def seen(self, text: _Text) -> np.ndarray:
+        """The pattern of the next forward."""
+        raise NotImplementedError
+
+    def speakers(self, slots: np.ndarray) -> np.ndarray:
+        """The rows whose logits tell of masked slots."""
+        raise NotImplementedError
+
+    def sub_blocks(self, slots: np.ndarray) -> np.ndarray:
+        """Numbers of the slots' sub-blocks within their block."""
+        raise NotImplementedError
+
+    def sure(self, confidence: np.ndarray) -> np.ndarray:
+        """Which slots are past the threshold."""
+        raise NotImplementedError
+
+    def logits(self, text: _Text) -> np.ndarray:
+        return self.model(text.tokens, self.seen(text))
+
+    def advance(self, text: _Text, logits: np.ndarray) -> None:
+        """One step: release slots of the first sub-block that has masks; where none has, begin the next block."""
+        masked = text.masked()
+        if len(masked) > 0:
+            sub_blocks = self.sub_blocks(masked)
+            slots = masked[sub_blocks == sub_blocks[0]]
+            tokens, confidence = _propose(logits[self.speakers(slots)])
+            text.release(slots, tokens, confidence, self.sure(confidence))
+        else:
+            text.append(logits[-1].argmax())
+            text.append_masks(self.rules.block - 1)
+
+    def decode(self, prompt: Sequence[int]) -> Trace:
+        text = self.begin(prompt)
+        while not text.finished():
+            logits = self.logits(text)
+            text.forwards += 1
+            self.advance(text, logits)
+        return text.trace()
+
+
+class FastDLLMv2(Family):
     """Fast-dLLM v2: block-causal attention, token shift, sub-blocks, confidence > threshold.
 
     Blocks start at multiples of their size. The whole blocks of the prompt are the prefill; the rest of the prompt, or
     else the choice of the prefill's last row, starts the first block. (The published code loses a prompt of exactly one
     block; this does not.)
     """
-    model = partial(_logits, forward, tensors, settings, rules)
-    text = _Text(prompt, rules)
-    if len(prompt) % rules.block == 0:
-        text.append(model(text.tokens, block_causal(len(prompt), rules.block))[-1].argmax())
-    text.append_masks(-len(text.tokens) % rules.block)
-    while not text.finished():
-        masked = text.masked()
-        logits = model(text.tokens, block_causal(len(text.tokens), rules.block))
-        text.forwards += 1
-        if len(masked) > 0:
-            sub_blocks = masked % rules.block // rules.sub_block
-            slots = masked[sub_blocks == sub_blocks[0]]
-            assert slots[0] % rules.block != 0, "slot 0 has no row before it in its block"
-            tokens, confidence = _propose(logits[slots - 1])
-            text.release(slots, tokens, confidence, confidence > rules.threshold)
-        else:
-            text.append(logits[-1].argmax())
-            text.append_masks(rules.block - 1)
-    return text.trace()
+
+    def begin(self, prompt: Sequence[int]) -> _Text:
+        text = _Text(prompt, self.rules)
+        if len(prompt) % self.rules.block == 0:
+            text.append(self.logits(text)[-1].argmax())
+        text.append_masks(-len(text.tokens) % self.rules.block)
+        return text
+
+    def seen(self, text: _Text) -> np.ndarray:
+        return block_causal(len(text.tokens), self.rules.block)
+
+    def speakers(self, slots: np.ndarray) -> np.ndarray:
+        assert (slots % self.rules.block != 0).all(), "slot 0 has no row before it in its block"
+        return slots - 1
+
+    def sub_blocks(self, slots: np.ndarray) -> np.ndarray:
+        return slots % self.rules.block // self.rules.sub_block
+
+    def sure(self, confidence: np.ndarray) -> np.ndarray:
+        return confidence > self.rules.threshold
+
+
+class Nemotron(Family):
+    """Nemotron-Labs-Diffusion: bidirectional denoising, causal commit, no token shift, confidence >= threshold.
+
+    The prompt is prefilled causally, and the first block follows it wherever it ends.
+    """
+
+    def begin(self, prompt: Sequence[int]) -> _Text:
+        text = _Text(prompt, self.rules)
+        text.append(self.logits(text)[-1].argmax())
+        text.append_masks(self.rules.block - 1)
+        return text
+
+    def seen(self, text: _Text) -> np.ndarray:
+        rows = len(text.tokens)
+        denoising = len(text.masked()) > 0
+        return block_after_prefix(rows - self.rules.block, self.rules.block) if denoising else causal(rows)
+
+    def speakers(self, slots: np.ndarray) -> np.ndarray:
+        return slots
+
+    def sub_blocks(self, slots: np.ndarray) -> np.ndarray:
+        return np.zeros_like(slots)
+
+    def sure(self, confidence: np.ndarray) -> np.ndarray:
+        return confidence >= self.rules.threshold
+
+
+def fast_dllm_v2(
+    tensors: Tensors, settings: Settings, prompt: Sequence[int], rules: Rules, forward: Forward = forward
+) -> Trace:
+    return FastDLLMv2(tensors, settings, rules, forward).decode(prompt)
 
 
 def nemotron(
     tensors: Tensors, settings: Settings, prompt: Sequence[int], rules: Rules, forward: Forward = forward
 ) -> Trace:
-    """Nemotron-Labs-Diffusion: bidirectional denoising, causal commit, no token shift, confidence >= threshold.
-
-    The prompt is prefilled causally, and the first block follows it wherever it ends.
-    """
-    model = partial(_logits, forward, tensors, settings, rules)
-    text = _Text(prompt, rules)
-    text.append(model(text.tokens, causal(len(prompt)))[-1].argmax())
-    text.append_masks(rules.block - 1)
-    while not text.finished():
-        masked = text.masked()
-        rows = len(text.tokens)
-        text.forwards += 1
-        if len(masked) > 0:
-            logits = model(text.tokens, block_after_prefix(rows - rules.block, rules.block))
-            tokens, confidence = _propose(logits[masked])
-            text.release(masked, tokens, confidence, confidence >= rules.threshold)
-        else:
-            text.append(model(text.tokens, causal(rows))[-1].argmax())
-            text.append_masks(rules.block - 1)
-    return text.trace()
+    return Nemotron(tensors, settings, rules, forward).decode(prompt)
 
 
 def autoregressive(

@@ -1,0 +1,110 @@
+"""What drafts save: forwards of Spiffy against vanilla decoding, over the budget and kinds of draft graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import specdiff_jax as sd
+from bench.results import Row
+from bench.target import implementation
+from bench.tasks import TASK_NAMES, Problem, problems, score
+
+CALIBRATION_SEED, CALIBRATION_PROBLEMS = 7, 10
+"""Of the training problems of each task that graphs are calibrated on."""
+
+KINDS = ("sets", "sets, no adoption", "sets, accumulated counts", "one token")
+"""Calibrated for saved forwards, with and without complete drafts as commits; for Spiffy's own objective; siblings of
+one token each."""
+
+
+@dataclass(frozen=True)
+class DraftBench:
+    """What is measured.
+
+    Attributes:
+        budgets: numbers of drafts.
+        kinds: of graphs, of `KINDS`.
+        problems: held-out ones of each task that are answered.
+        batch: prompts side by side.
+        threshold: confidence at which a token is accepted.
+        max_new_tokens: most new tokens a prompt.
+        dtype: of weights and activations.
+    """
+
+    budgets: Sequence[int]
+    kinds: Sequence[str]
+    problems: int
+    batch: int
+    threshold: float
+    max_new_tokens: int
+    dtype: str
+
+
+def measure(name: str, asked: DraftBench) -> Iterator[Row]:
+    """A row for vanilla decoding, then one for each kind and budget; graphs are calibrated on training problems.
+
+    Args:
+        name: of a block-diffusion model.
+        asked: what is measured.
+    """
+    model = sd.load(name, dtype=asked.dtype)
+    vanilla = sd.Vanilla(asked.threshold)
+    test = [problem for task in TASK_NAMES for problem in problems(task, "test", 0, asked.problems)]
+    calibration = [
+        problem.prompt
+        for task in TASK_NAMES
+        for problem in problems(task, "train", CALIBRATION_SEED, CALIBRATION_PROBLEMS)
+    ]
+    baseline = _answers(model, test, vanilla, asked)
+    settings = {"implementation": implementation(model), **asdict(asked), "budgets": None, "kinds": None}
+    common = {"model": name, "task": "all"}
+    settings = {key: value for key, value in settings.items() if value is not None and key != "problems"}
+    yield {**common, "method": "vanilla", "settings": settings, **_counters(test, baseline, baseline)}
+    for kind in asked.kinds:
+        for budget in asked.budgets:
+            if kind == "one token":
+                graph = sd.fixed_graph(budget, 1)
+            else:
+                graph = sd.calibrate(
+                    model,
+                    calibration,
+                    vanilla,
+                    budget=budget,
+                    max_new_tokens=asked.max_new_tokens,
+                    batch_size=asked.batch,
+                    objective="accumulated" if kind == "sets, accumulated counts" else "saved",
+                )
+            method = sd.Spiffy(graph, threshold=asked.threshold, adopt=kind != "sets, no adoption")
+            answers = _answers(model, test, method, asked)
+            yield {
+                **common,
+                "method": "spiffy",
+                "settings": {**settings, "nodes": kind, "budget": budget},
+                **_counters(test, answers, baseline),
+            }
+
+
+def _answers(
+    model: sd.Model, test: Sequence[Problem], method: sd.Vanilla | sd.Spiffy, asked: DraftBench
+) -> list[sd.Generation]:
+    prompts = [problem.prompt for problem in test]
+    return sd.generate(model, prompts, method, max_new_tokens=asked.max_new_tokens, batch_size=asked.batch)
+
+
+def _counters(
+    test: Sequence[Problem], answers: Sequence[sd.Generation], baseline: Sequence[sd.Generation]
+) -> dict[str, Any]:
+    forwards, tokens = sum(answer.forwards for answer in answers), sum(answer.new_tokens for answer in answers)
+    same = sum(mine.tokens == theirs.tokens for mine, theirs in zip(answers, baseline, strict=True))
+    right = score(test, [answer.text for answer in answers])
+    return {
+        "problems": len(test),
+        "accuracy": sum(right) / len(right),
+        "forwards": forwards,
+        "forwards_saved": 1 - forwards / sum(answer.forwards for answer in baseline),
+        "tokens_per_forward": round(tokens / forwards, 4),
+        "accepted_drafts": sum(answer.accepted_drafts for answer in answers),
+        "identical_to_baseline": same / len(test),
+    }
