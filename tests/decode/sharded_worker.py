@@ -1,9 +1,13 @@
-"""Run on 4 simulated devices by test_sharded.py: generate on several meshes and print the tokens, as JSON."""
+"""Run on 4 simulated devices by test_sharded.py: generate on several meshes and print the tokens, as JSON.
+
+The argument "few" or "rest" says which cases; every program takes seconds to compile.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 
 from specdiff_jax.config import ModelConfig, MoEConfig, RotaryConfig
 from specdiff_jax.decode.generate import generate
@@ -32,16 +36,22 @@ BLOCK = {"qk_norm": False, "block_size": 8, "mask_token_id": 95}
 FAST_DLLM = dataclasses.replace(DENSE, family="fast_dllm_v2", qkv_bias=True, **BLOCK)
 NEMOTRON = dataclasses.replace(DENSE, family="nemotron_labs_diffusion", **BLOCK)
 
+FEW = (
+    (DENSE, Autoregressive(), 0.0, ((1, 4), (2, 2))),
+    (FAST_DLLM, Vanilla(0.02), 0.0, ((2, 2),)),
+)
+REST = (
+    (DENSE, Autoregressive(), 0.0, ((1, 2),)),
+    (DENSE, Autoregressive(), 0.8, ((2, 2),)),
+    (SPARSE, Autoregressive(), 0.0, ((2, 2),)),
+    (FAST_DLLM, Vanilla(0.02), 0.0, ((1, 2), (1, 4))),
+    (NEMOTRON, Vanilla(0.02), 0.0, ((2, 2),)),
+    (NEMOTRON, LinearSpeculation(), 0.0, ((2, 2),)),
+)
+
 if __name__ == "__main__":
     entries = []
-    cases = (
-        (DENSE, Autoregressive(), 0.0, ((1, 2), (1, 4), (2, 2))),
-        (DENSE, Autoregressive(), 0.8, ((2, 2),)),
-        (SPARSE, Autoregressive(), 0.0, ((2, 2),)),
-        (FAST_DLLM, Vanilla(0.02), 0.0, ((1, 2), (1, 4), (2, 2))),
-        (NEMOTRON, Vanilla(0.02), 0.0, ((2, 2),)),
-        (NEMOTRON, LinearSpeculation(), 0.0, ((2, 2),)),
-    )
+    cases = {"few": FEW, "rest": REST}[sys.argv[1]]
     for config, method, temperature, meshes in cases:
         runs = {}
         for shape in (None, *meshes):
