@@ -38,16 +38,27 @@ class BlockTrace:
     ranked: Int[np.ndarray, "steps slots ranks"]
 
 
+@dataclass(frozen=True)
+class DraftLimits:
+    """What a draft may be.
+
+    Attributes:
+        mask_token_id: the id that stands for a token still to be found.
+        sub_block: slots of a block are filled in runs of this width.
+        depth: the highest level.
+        position_ranks: only ranks below it are drafted.
+        complete: whether a draft may fill the last mask of a block.
+    """
+
+    mask_token_id: int
+    sub_block: int
+    depth: int
+    position_ranks: int
+    complete: bool
+
+
 def calibrated_nodes(
-    traces: Iterable[BlockTrace],
-    *,
-    mask_token_id: int,
-    sub_block: int,
-    depth: int,
-    position_ranks: int,
-    complete: bool,
-    budget: int,
-    objective: Objective = "saved",
+    traces: Iterable[BlockTrace], limits: DraftLimits, budget: int, objective: Objective = "saved"
 ) -> tuple[DraftNode, ...]:
     """The nodes that would have saved most of the traces' denoising steps.
 
@@ -56,20 +67,16 @@ def calibrated_nodes(
 
     Args:
         traces: blocks that vanilla decoding filled.
-        mask_token_id: the id that stands for a token still to be found.
-        sub_block: slots of a block are filled in runs of this width.
-        depth: the highest level.
-        position_ranks: only ranks below it are drafted.
-        complete: whether a draft may fill the last mask of a block.
+        limits: what a draft may be.
         budget: number of nodes; there are fewer where the traces hold fewer.
         objective: what to choose for.
 
     Raises:
         InputError: budget or depth is below 1, or the traces hold nothing to draft.
     """
-    if budget < 1 or depth < 1:
-        raise InputError(f"budget and depth must be at least 1, not {budget} and {depth}")
-    futures = count_futures(traces, mask_token_id, sub_block, depth, position_ranks, complete)
+    if budget < 1 or limits.depth < 1:
+        raise InputError(f"budget and depth must be at least 1, not {budget} and {limits.depth}")
+    futures = count_futures(traces, limits)
     if not futures:
         raise InputError(
             "the calibration prompts give no masked step to draft: "
@@ -79,19 +86,12 @@ def calibrated_nodes(
     return select_saving(futures, counts, budget) if objective == "saved" else select(counts, budget)
 
 
-def count_futures(
-    traces: Iterable[BlockTrace],
-    mask_token_id: int,
-    sub_block: int,
-    depth: int,
-    position_ranks: int,
-    complete: bool,
-) -> Counter[Future]:
-    """How often drafts would have been right one after the other; the arguments are those of `calibrated_nodes`."""
+def count_futures(traces: Iterable[BlockTrace], limits: DraftLimits) -> Counter[Future]:
+    """How often drafts would have been right one after the other."""
     futures: Counter[Future] = Counter()
     for trace in traces:
         for step in range(len(trace.confidence)):
-            future = tuple(_right_formulas(trace, step, mask_token_id, sub_block, depth, position_ranks, complete))
+            future = tuple(_right_formulas(trace, step, limits))
             futures.update([future] if future else [])
     return futures
 
@@ -159,31 +159,23 @@ def _beginning(future: Future, chosen: Collection[Formula]) -> int:
     return next((length for length, formula in enumerate(future) if formula not in chosen), len(future))
 
 
-def _right_formulas(
-    trace: BlockTrace,
-    step: int,
-    mask_token_id: int,
-    sub_block: int,
-    depth: int,
-    position_ranks: int,
-    complete: bool,
-) -> Iterator[Formula]:
+def _right_formulas(trace: BlockTrace, step: int, limits: DraftLimits) -> Iterator[Formula]:
     """What the block held 1, 2, ... steps after the one given, as drafts made with that step's distribution.
 
     It ends where a token has no rank in the trace.
     """
     base = trace.states[step + 1]
-    masked = np.flatnonzero(base == mask_token_id)
-    surest_first = masked[np.lexsort((-trace.confidence[step, masked], masked // sub_block))]
+    masked = np.flatnonzero(base == limits.mask_token_id)
+    surest_first = masked[np.lexsort((-trace.confidence[step, masked], masked // limits.sub_block))]
     ranks = {
         (int(slot), int(token)): (position, rank)
-        for position, slot in enumerate(surest_first[:position_ranks])
+        for position, slot in enumerate(surest_first[: limits.position_ranks])
         for rank, token in enumerate(trace.ranked[step, slot])
     }
-    for level, state in enumerate(trace.states[step + 2 : step + 2 + depth], start=1):
-        filled = [int(slot) for slot in masked if state[slot] != mask_token_id]
+    for level, state in enumerate(trace.states[step + 2 : step + 2 + limits.depth], start=1):
+        filled = [int(slot) for slot in masked if state[slot] != limits.mask_token_id]
         tokens = [(slot, int(state[slot])) for slot in filled]
-        if any(token not in ranks for token in tokens) or (len(filled) == masked.size and not complete):
+        if any(token not in ranks for token in tokens) or (len(filled) == masked.size and not limits.complete):
             return
         yield level, frozenset(ranks[token] for token in tokens)
 

@@ -11,6 +11,7 @@ import pytest
 
 from specdiff_jax.calibration import (
     BlockTrace,
+    DraftLimits,
     calibrated_nodes,
     count_formulas,
     count_futures,
@@ -40,7 +41,7 @@ SMALL = trace(
 
 
 def counted(traces, *settings, **named):
-    return count_formulas(count_futures(traces, *settings, **named))
+    return count_formulas(count_futures(traces, DraftLimits(*settings, **named)))
 
 
 class TestCounting:
@@ -360,8 +361,8 @@ class TestSavingSelection:
 
 class TestCalibratedNodes:
     def calibrate(self, traces, **changes):
-        settings = {"sub_block": 4, "depth": 2, "position_ranks": 4, "complete": True, "budget": 2, **changes}
-        return calibrated_nodes(traces, mask_token_id=MASK, **settings)
+        settings = {"budget": 2, "depth": 2, **changes}
+        return calibrated_nodes(traces, DraftLimits(MASK, 4, settings["depth"], 4, complete=True), settings["budget"])
 
     def test_from_traces_to_nodes(self):
         assert self.calibrate([SMALL]) == (DraftNode(((0, 1),)), DraftNode(((0, 1), (1, 0)), (0,), 0))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from specdiff_jax.block_spec import BlockSpec
-from specdiff_jax.calibration import BlockTrace, Objective, calibrated_nodes
+from specdiff_jax.calibration import BlockTrace, DraftLimits, Objective, calibrated_nodes
 from specdiff_jax.decode.generate import check_method, check_no_mask
 from specdiff_jax.decode.graph_key import graph_key
 from specdiff_jax.decode.methods import Vanilla, denoising_spec
@@ -75,19 +74,12 @@ def calibrate(
             if on_batch is not None:
                 on_batch(begin + len(rows))
 
-    nodes = calibrated_nodes(
-        traces(),
+    limits = DraftLimits(
         mask_token_id=spec.mask_token_id,
         sub_block=spec.sub_block,
         depth=DEPTH,
         position_ranks=min(POSITION_RANKS, spec.block_size),
-        complete=_adopts(spec),
-        budget=budget,
-        objective=objective,
+        complete=not spec.causal,  # else the forward of a complete draft can't stand for the commit
     )
+    nodes = calibrated_nodes(traces(), limits, budget, objective)
     return DraftGraph(graph_key(model, method), nodes)
-
-
-def _adopts(spec: BlockSpec) -> bool:
-    """Whether the forward of a complete draft may stand for the commit."""
-    return not spec.causal

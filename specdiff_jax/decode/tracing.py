@@ -40,7 +40,7 @@ class TraceState(BlockState):
 
 
 def traced(model: Model, requests: Requests, method: Vanilla, limit: int, ranks: int) -> Iterator[BlockTrace]:
-    """The traces of all blocks of a batch, whose rows' limits are at most `limit`; blocks of one step give none.
+    """The traces of all blocks of a batch, whose rows' limits are at most `limit`.
 
     Args:
         model: the target.
