@@ -202,6 +202,7 @@ def test_demo_compares_methods_on_problems(tiny_diffusion_checkpoint):
     assert (slow["identical_to_baseline"], fast["identical_to_baseline"]) == (None, False)
 
 
+@pytest.mark.slow
 def test_demo_takes_the_draft_graph_from_the_model_s_folder(tiny_diffusion_checkpoint, tmp_path):
     import specdiff_jax as sd
     from specdiff_jax.cli.demo import compare

@@ -89,9 +89,16 @@ def test_blocks_of_32_see_the_whole_prompt(family):
         expect(result, ORACLES[family](decoder.tensors, decoder.settings, prompt, rules(decoder, 0.5, 8, limit=40)))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(
-    ("family", "cached"), [("fast_dllm_v2", False), ("fast_dllm_v2", True), ("nemotron_labs_diffusion", False)]
+    ("family", "cached", "temperature"),
+    [
+        ("fast_dllm_v2", False, 0.0),
+        ("fast_dllm_v2", False, 0.8),
+        ("fast_dllm_v2", True, 0.0),
+        pytest.param("fast_dllm_v2", True, 0.8, marks=pytest.mark.slow),
+        ("nemotron_labs_diffusion", False, 0.0),
+        ("nemotron_labs_diffusion", False, 0.8),
+    ],
 )
 def test_a_row_is_the_same_alone_and_in_any_batch(family, cached, temperature):
     model = model_of(decoder_of(family, 8))
@@ -187,7 +194,7 @@ def test_threshold_one_fixes_one_token_a_step():
     assert len(set(result.step_map)) == 23
 
 
-@pytest.mark.parametrize(("block", "sub_block"), [(8, 4), (8, 2), (16, 8)])
+@pytest.mark.parametrize(("block", "sub_block"), [(8, 4), (8, 2), pytest.param(16, 8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("threshold", [0.4, 1.0])
 def test_the_sub_block_cache_equals_the_oracle_with_stale_keys(block, sub_block, threshold):
     decoder = decoder_of("fast_dllm_v2", block)

@@ -152,6 +152,7 @@ def test_exact_mode_gives_vanillas_tokens_for_200_prompts(family: str, budget: i
         expect_vanillas_tokens(family, budget, temperature, threshold, random_prompts(200, 24, seed=9))
 
 
+@pytest.mark.slow
 def test_exact_mode_equals_a_batch_in_float32() -> None:
     family = "fast_dllm_v2"
     exact = generate(
@@ -222,6 +223,7 @@ def test_a_row_is_the_same_alone_and_in_a_batch(family: str) -> None:
         assert alone.forwards[1:].tolist() == [0] * (len(PROMPTS) - 1)
 
 
+@pytest.mark.slow
 def test_a_sampled_batch_with_a_small_budget_gives_vanillas_tokens() -> None:
     """And a row draws the same at any place."""
     model, method = diffusion_model("fast_dllm_v2"), drafting("fast_dllm_v2", 0.6, budget=3)
