@@ -19,16 +19,15 @@ def print_json(value: object) -> None:
 
 def print_table(rows: Sequence[Mapping[str, object]]) -> None:
     """Rows with the same keys as a table on stdout, with the keys as its head."""
-    from rich.box import SIMPLE
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    cells = {key.replace("_", " "): [_cell(row[key]) for row in rows] for key in rows[0]}
-    for head, column in cells.items():
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    cells = {key: [_cell(row[key]) for row in rows] for key in rows[0]}
+    for key, column in cells.items():
         # Lines are broken between words, as far as the terminal is wide enough for that.
-        longest = max(len(word) for text in (head, *column) for word in text.split() or [""])
-        table.add_column(head, overflow="fold", min_width=longest)
+        longest = max(len(word) for text in column for word in text.split() or [""])
+        table.add_column(key.replace("_", "\n"), overflow="fold", min_width=longest)
     for line in zip(*cells.values(), strict=True):
         table.add_row(*line)
     Console().print(table)
