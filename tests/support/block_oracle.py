@@ -7,6 +7,7 @@ that comes after it is committed, so its keys and values stay as they are.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -182,32 +183,32 @@ class Trace:
     forwards: int
 
 
-class Family:
+class Family(ABC):
     """Decoding block by block with one model: what the families share."""
 
     def __init__(self, tensors: Tensors, settings: Settings, rules: Rules, forward: Forward = forward) -> None:
         self.rules = rules
         self.model = partial(_logits, forward, tensors, settings, rules)
 
+    @abstractmethod
     def begin(self, prompt: Sequence[int]) -> _Text:
         """The prompt and the canvas of the first block."""
-        raise NotImplementedError
 
+    @abstractmethod
     def seen(self, text: _Text) -> np.ndarray:
         """The pattern of the next forward."""
-        raise NotImplementedError
 
+    @abstractmethod
     def speakers(self, slots: np.ndarray) -> np.ndarray:
         """The rows whose logits tell of masked slots."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sub_blocks(self, slots: np.ndarray) -> np.ndarray:
         """Numbers of the slots' sub-blocks within their block."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sure(self, confidence: np.ndarray) -> np.ndarray:
         """Which slots are past the threshold."""
-        raise NotImplementedError
 
     def logits(self, text: _Text) -> np.ndarray:
         return self.model(text.tokens, self.seen(text))
