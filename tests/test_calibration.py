@@ -368,6 +368,16 @@ class TestCalibratedNodes:
         assert self.calibrate([SMALL]) == (DraftNode(((0, 1),)), DraftNode(((0, 1), (1, 0)), (0,), 0))
         assert self.calibrate([SMALL], budget=1) == (DraftNode(((0, 1),)),)
 
+    def test_saved_forwards_are_the_default_objective(self):
+        generator = np.random.default_rng(1)
+        traces, limits = [random_trace(generator) for _ in range(40)], DraftLimits(MASK, 8, 3, 8, complete=True)
+        futures = count_futures(traces, limits)
+        saving = select_saving(futures, count_formulas(futures), 4)
+        accumulating = select(count_formulas(futures), 4)
+        assert saving != accumulating
+        assert calibrated_nodes(traces, limits, 4) == calibrated_nodes(traces, limits, 4, "saved") == saving
+        assert calibrated_nodes(traces, limits, 4, "accumulated") == accumulating
+
     def test_traces_without_a_masked_step_are_refused(self):
         filled_at_once = trace(SMALL.states[[0, 3]], SMALL.confidence[:1], SMALL.ranked[:1])
         for traces in ([], [filled_at_once]):

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
-from specdiff_jax.config import ModelConfig, RotaryConfig
+from sharded_worker import FAST_DLLM, PROMPTS
+
 from specdiff_jax.decode.generate import generate
 from specdiff_jax.decode.methods import Method, Spiffy, Vanilla
 from specdiff_jax.draft_graph import fixed_graph
 from specdiff_jax.loading import random_model
 from specdiff_jax.parallel import make_mesh
 
-PROMPTS = [[7, 50, 3], [1] * 20, [90, 2, 2, 61, 4]]
-CONFIG = ModelConfig(
-    family="fast_dllm_v2",
-    vocab_size=96,
-    hidden_size=32,
-    intermediate_size=48,
-    num_layers=1,
-    num_heads=8,
-    num_kv_heads=4,
-    head_dim=8,
-    rms_norm_eps=1e-6,
-    rotary=RotaryConfig("default", 1e4, (1.0, 0.1, 0.01, 0.001)),
-    max_position_embeddings=128,
-    qkv_bias=True,
-    block_size=8,
-    mask_token_id=95,
-)
+CONFIG = dataclasses.replace(FAST_DLLM, num_layers=1)
 
 
 def answers(method: Method, mesh: tuple[int, int] | None) -> dict[str, list]:

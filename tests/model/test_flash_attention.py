@@ -6,7 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
+from random_decoder import small_config
 
+from specdiff_jax.model import Decoder
 from specdiff_jax.model.attention import attend, flash_attend, supports_flash
 
 BATCH, ROWS, KEYS, KV_HEADS, SIZE = 3, 10, 24, 2, 32
@@ -38,6 +41,28 @@ def test_heads_and_pattern_are_placed_as_the_kernel_takes_them(group: int):
     found = with_gradients(lambda *given: flash_attend(*given, implementation="xla"), *inputs)
     for mine, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_the_decoder_takes_it_for_patterns_alone(monkeypatch: pytest.MonkeyPatch):
+    calls = []
+
+    def counted(*inputs):
+        calls.append(inputs[0].shape)
+        return flash_attend(*inputs, implementation="xla")
+
+    monkeypatch.setattr("specdiff_jax.model.attention.flash_attend", counted)
+    config = small_config(head_dim=8)
+    plain, flash = (
+        Decoder(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0), implementation=name) for name in ("xla", "triton")
+    )
+    tokens = jnp.arange(12, dtype=jnp.int32).reshape(2, 6)
+    pattern = jax.random.bernoulli(jax.random.key(0), 0.5, (2, 6, 6)) | jnp.eye(6, dtype=bool)
+    found, expected = (np.asarray(model(tokens, visible=pattern).hidden, np.float32) for model in (flash, plain))
+    np.testing.assert_allclose(found, expected, rtol=0.05, atol=0.05)
+    assert len(calls) == config.num_layers
+    flash(tokens)
+    flash(tokens[:, :5], visible=pattern[:, :5, :5])
+    assert len(calls) == config.num_layers, "counts of keys, and odd numbers of rows, go the plain way"
 
 
 @pytest.mark.gpu
