@@ -15,6 +15,7 @@ from bench.measure import time_whole
 from bench.target import implementation, open_target
 from bench.tasks import Problem, problems, score
 from specdiff_jax.cli.methods import MethodFlags, MethodName, build_method
+from specdiff_jax.decode.methods import Method
 from specdiff_jax.decode.requests import Prompt
 from specdiff_jax.prompts import read_prompts
 
@@ -58,7 +59,8 @@ def measure(
 
     Returns:
         what ran, seconds of all batches together, prefills included, with their spread; totals of forwards and new
-        tokens; means over the answers of what the method counts; shares of right and of repetitive answers.
+        tokens; means over the answers of what the method counts; shares of right, of repetitive, and of answers that
+        equal those of the method's baseline at the same dtype and batch.
     """
     model = open_target(name, random=random, dtype=dtype, devices=devices)
     if random:
@@ -66,10 +68,11 @@ def measure(
     asked = _open_source(source, batch, model.config.vocab_size, model.config.mask_token_id)
     chosen = build_method(method, MethodFlags(**flags), name)
 
-    def answer() -> list[sd.Generation]:
-        return sd.generate(model, asked.prompts, chosen, max_new_tokens=max_new_tokens, batch_size=batch)
+    def answer(method: Method = chosen) -> list[sd.Generation]:
+        return sd.generate(model, asked.prompts, method, max_new_tokens=max_new_tokens, batch_size=batch)
 
     answers = answer()
+    baseline = answer(chosen.baseline) if isinstance(chosen, sd.Spiffy) else None
     timing = time_whole([sum(result.seconds for result in answer()[::batch]) for _ in range(repeats)])
     right = None if asked.problems is None else score(asked.problems, [result.text for result in answers])
     return {
@@ -83,6 +86,9 @@ def measure(
         "acceptance_length": _mean([result.acceptance_length for result in answers]),
         "fold_ratio": _mean([result.fold_ratio for result in answers]),
         "repetitive_share": sum(is_repetitive(result.tokens) for result in answers) / len(answers),
+        "identical_to_baseline": None
+        if baseline is None
+        else sum(ours.tokens == theirs.tokens for ours, theirs in zip(answers, baseline, strict=True)) / len(answers),
     }
 
 

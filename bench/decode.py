@@ -27,7 +27,7 @@ BASELINES = {
 TEST_SEED = 0
 """Of the problems that are measured; training draws never meet them, whatever their seed."""
 
-METHODS = ("autoregressive", "vanilla", *BASELINES)
+METHODS = ("autoregressive", "vanilla", "spiffy", *BASELINES)
 NULLS: Row = dict.fromkeys(
     (
         "problems",
@@ -56,7 +56,7 @@ class DecodeBench:
         prompts: a file of prompts that every model answers; None for none.
         tasks: procedural tasks whose test problems every model answers and is scored on.
         problems: of each task.
-        threshold: of vanilla block diffusion.
+        threshold: of block diffusion.
         max_new_tokens: most new tokens a prompt.
     """
 
@@ -92,6 +92,8 @@ class DecodeBench:
             raise InputError(f"no task {unknown_tasks[0]!r}; there are {', '.join(TASK_NAMES)}")
         if (self.prompts is not None or self.tasks) and not self.models:
             raise InputError("--prompts and --task need a model that can answer: give --model")
+        if "spiffy" in self.methods and self.geometries:
+            raise InputError("method spiffy needs models with a draft graph of their own: give --model, no --geometry")
         baselines = [method for method in self.methods if method in BASELINES]
         if baselines and self.geometries and not all(map(importlib.util.find_spec, ("torch", "transformers"))):
             raise InputError(f"method {baselines[0]} needs torch and transformers: pip install 'specdiff-jax[check]'")
@@ -150,7 +152,7 @@ def _answers(
     source: dict[str, Any],
 ) -> Section:
     asked = {"dtype": settings.dtype, "devices": bench.devices, "batch": batch, "max_new_tokens": bench.max_new_tokens}
-    flags = {"threshold": bench.threshold} if method == "vanilla" else {}
+    flags = {"threshold": bench.threshold} if method in ("vanilla", "spiffy") else {}
     about = {"weights": _weights(random), "xla_flags": settings.xla_flags, **_named(source), **asked, **flags}
     arguments = {"name": name, "random": random, "method": method, "flags": flags, "source": source, **asked}
     arguments["repeats"] = settings.repeats
@@ -198,6 +200,7 @@ def _answers_row(known: Row, measured: dict[str, Any], bandwidth: float | None) 
         "acceptance_length": _rounded(measured["acceptance_length"]),
         "fold_ratio": _rounded(measured["fold_ratio"]),
         "repetitive_share": _rounded(measured["repetitive_share"]),
+        "identical_to_baseline": _rounded(measured["identical_to_baseline"]),
         "spread": round(measured["spread"], 3),
     }
 

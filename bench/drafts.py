@@ -83,6 +83,7 @@ def measure(name: str, asked: DraftBench) -> Iterator[Row]:
                 "method": "spiffy",
                 "settings": {**settings, "nodes": kind, "budget": budget},
                 **_counters(test, answers, baseline),
+                **_hits(graph, answers),
             }
 
 
@@ -107,4 +108,22 @@ def _counters(
         "tokens_per_forward": round(tokens / forwards, 4),
         "accepted_drafts": sum(answer.accepted_drafts for answer in answers),
         "identical_to_baseline": same / len(test),
+    }
+
+
+def _hits(graph: sd.DraftGraph, answers: Sequence[sd.Generation]) -> dict[str, Any]:
+    """Accepted drafts by level, and how many of those behind another draft came right after their fold parent."""
+    nodes, after_fold_parent = (
+        [sum(counts) for counts in zip(*(getattr(answer, key) for answer in answers), strict=True)]
+        for key in ("draft_hits", "fold_parent_hits")
+    )
+    deeper = [index for index, level in enumerate(graph.levels) if level > 1]
+    by_level = [
+        sum(count for count, at in zip(nodes, graph.levels, strict=True) if at == level)
+        for level in range(1, graph.depth + 1)
+    ]
+    return {
+        "hits_by_level": by_level,
+        "hits_behind_drafts": sum(nodes[index] for index in deeper),
+        "hits_after_fold_parent": sum(after_fold_parent[index] for index in deeper),
     }

@@ -140,6 +140,21 @@ TABLES = {
             **{f"B = {budget}": _saved(budget) for budget in range(1, 9)},
         },
     ),
+    "flips": TableSpec(
+        file="flips",
+        wanted=lambda row: True,
+        order=lambda row: (row["model"], row["settings"]["dtype"], row["method"], row["settings"]["batch"]),
+        columns={
+            "model": lambda row: row["model"],
+            "dtype": _setting("dtype"),
+            "method": _method,
+            "batch": _setting("batch"),
+            "answers": _number("problems"),
+            "same tokens": lambda row: _share(row["same_answers"]),
+            "flips in 1,000 tokens": _number("flips_per_thousand_tokens", 2),
+            "right": lambda row: _share(row["accuracy"]),
+        },
+    ),
     "forward": TableSpec(
         file="forward",
         wanted=lambda row: True,

@@ -17,6 +17,7 @@ Row = dict[str, Any]
 KEYS = {
     "decode": ("model", "task", "method", "settings"),
     "drafts": ("model", "task", "method", "settings"),
+    "flips": ("model", "method", "settings"),
     "forward": ("geometry", "path", "implementation", "branches", "settings"),
 }
 """What tells the rows of a file apart: a new row takes the place of the old one that agrees in all of these.

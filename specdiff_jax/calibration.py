@@ -47,14 +47,12 @@ class DraftLimits:
         sub_block: slots of a block are filled in runs of this width.
         depth: the highest level.
         position_ranks: only ranks below it are drafted.
-        complete: whether a draft may fill the last mask of a block.
     """
 
     mask_token_id: int
     sub_block: int
     depth: int
     position_ranks: int
-    complete: bool
 
 
 def calibrated_nodes(
@@ -175,7 +173,7 @@ def _right_formulas(trace: BlockTrace, step: int, limits: DraftLimits) -> Iterat
     for level, state in enumerate(trace.states[step + 2 : step + 2 + limits.depth], start=1):
         filled = [int(slot) for slot in masked if state[slot] != limits.mask_token_id]
         tokens = [(slot, int(state[slot])) for slot in filled]
-        if any(token not in ranks for token in tokens) or (len(filled) == masked.size and not limits.complete):
+        if any(token not in ranks for token in tokens):
             return
         yield level, frozenset(ranks[token] for token in tokens)
 

@@ -46,48 +46,43 @@ def counted(traces, *settings, **named):
 
 class TestCounting:
     def test_by_hand(self):
-        counts = counted([SMALL], MASK, sub_block=4, depth=2, position_ranks=4, complete=True)
+        counts = counted([SMALL], MASK, sub_block=4, depth=2, position_ranks=4)
         assert sets(counts) == {(1, ((0, 1),)): 2, (2, ((0, 1), (1, 0))): 1}
 
-    def test_a_complete_draft_counts_only_where_it_is_of_use(self):
-        counts = counted([SMALL], MASK, sub_block=4, depth=2, position_ranks=4, complete=False)
-        assert sets(counts) == {(1, ((0, 1),)): 1}
-
     def test_depth_ends_it(self):
-        counts = counted([SMALL], MASK, sub_block=4, depth=1, position_ranks=4, complete=True)
+        counts = counted([SMALL], MASK, sub_block=4, depth=1, position_ranks=4)
         assert sets(counts) == {(1, ((0, 1),)): 2}
 
     def test_an_earlier_sub_block_ranks_before_a_surer_slot(self):
-        counts = counted([SMALL], MASK, sub_block=3, depth=1, position_ranks=4, complete=True)
+        counts = counted([SMALL], MASK, sub_block=3, depth=1, position_ranks=4)
         assert sets(counts) == {(1, ((1, 1),)): 1, (1, ((0, 1),)): 1}
 
     def test_equally_sure_slots_rank_from_left_to_right(self):
         level = trace(SMALL.states, np.full((3, 4), 0.5), SMALL.ranked)
-        counts = counted([level], MASK, sub_block=4, depth=1, position_ranks=4, complete=False)
-        assert sets(counts) == {(1, ((1, 1),)): 1}
+        counts = counted([level], MASK, sub_block=4, depth=1, position_ranks=4)
+        assert sets(counts) == {(1, ((1, 1),)): 1, (1, ((0, 1),)): 1}
 
     def test_a_token_without_a_rank_ends_it(self):
         first_choices = trace(SMALL.states, SMALL.confidence, SMALL.ranked[:, :, :1])
-        assert counted([first_choices], MASK, 4, depth=2, position_ranks=4, complete=True) == {}
-        only_one_slot = counted([SMALL], MASK, 4, depth=2, position_ranks=1, complete=True)
+        assert counted([first_choices], MASK, 4, depth=2, position_ranks=4) == {}
+        only_one_slot = counted([SMALL], MASK, 4, depth=2, position_ranks=1)
         assert sets(only_one_slot) == {(1, ((0, 1),)): 2}
 
     def test_several_tokens_of_a_step_are_one_set(self):
         at_once = trace(SMALL.states[[0, 1, 3]], SMALL.confidence[:2], SMALL.ranked[:2])
-        counts = counted([at_once], MASK, sub_block=4, depth=3, position_ranks=4, complete=True)
+        counts = counted([at_once], MASK, sub_block=4, depth=3, position_ranks=4)
         assert sets(counts) == {(1, ((0, 1), (1, 0))): 1}
 
     def test_a_trace_that_ends_early_counts_what_it_holds(self):
         ended = trace(SMALL.states[:3], SMALL.confidence[:2], SMALL.ranked[:2])
-        counts = counted([ended], MASK, sub_block=4, depth=4, position_ranks=4, complete=False)
+        counts = counted([ended], MASK, sub_block=4, depth=4, position_ranks=4)
         assert sets(counts) == {(1, ((0, 1),)): 1}
 
-    @pytest.mark.parametrize("complete", [True, False])
     @pytest.mark.parametrize("seed", range(8))
-    def test_against_plain_loops(self, seed, complete):
+    def test_against_plain_loops(self, seed):
         generator = np.random.default_rng(seed)
         traces = [random_trace(generator) for _ in range(12)]
-        settings = (MASK, (8, 4, 2)[seed % 3], 1 + seed % 4, (8, 3, 2)[seed % 3], complete)
+        settings = (MASK, (8, 4, 2)[seed % 3], 1 + seed % 4, (8, 3, 2)[seed % 3])
         counts = counted(traces, *settings)
         assert len(counts) > 2
         assert counts == counted_by_loops(traces, *settings)
@@ -115,7 +110,7 @@ def random_trace(generator: np.random.Generator) -> BlockTrace:
     return trace(states, confidence, ranked)
 
 
-def counted_by_loops(traces, mask, sub_block, depth, position_ranks, complete):
+def counted_by_loops(traces, mask, sub_block, depth, position_ranks):
     counts = {}
     for block in traces:
         states = block.states.tolist()
@@ -142,7 +137,7 @@ def counted_by_loops(traces, mask, sub_block, depth, position_ranks, complete):
                         expressed = False
                     else:
                         pairs.append((place[slot], likely.index(later[slot])))
-                if not expressed or (not complete and len(pairs) == len(open_slots)):
+                if not expressed:
                     break
                 key = (k, frozenset(pairs))
                 counts[key] = counts.get(key, 0) + 1
@@ -362,7 +357,7 @@ class TestSavingSelection:
 class TestCalibratedNodes:
     def calibrate(self, traces, **changes):
         settings = {"budget": 2, "depth": 2, **changes}
-        return calibrated_nodes(traces, DraftLimits(MASK, 4, settings["depth"], 4, complete=True), settings["budget"])
+        return calibrated_nodes(traces, DraftLimits(MASK, 4, settings["depth"], 4), settings["budget"])
 
     def test_from_traces_to_nodes(self):
         assert self.calibrate([SMALL]) == (DraftNode(((0, 1),)), DraftNode(((0, 1), (1, 0)), (0,), 0))
@@ -370,7 +365,7 @@ class TestCalibratedNodes:
 
     def test_saved_forwards_are_the_default_objective(self):
         generator = np.random.default_rng(1)
-        traces, limits = [random_trace(generator) for _ in range(40)], DraftLimits(MASK, 8, 3, 8, complete=True)
+        traces, limits = [random_trace(generator) for _ in range(40)], DraftLimits(MASK, 8, 3, 8)
         futures = count_futures(traces, limits)
         saving = select_saving(futures, count_formulas(futures), 4)
         accumulating = select(count_formulas(futures), 4)

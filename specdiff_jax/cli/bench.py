@@ -40,7 +40,7 @@ def decode(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="autoregressive or vanilla (ours), or, on geometries, "
+            help="autoregressive, vanilla or, on models with a draft graph, spiffy (ours), or, on geometries, "
             "transformers-{eager,compiled,max-autotune,generate}; repeatable "
             "[autoregressive, transformers-eager, transformers-compiled]."
         ),
@@ -52,7 +52,7 @@ def decode(
         list[str] | None, typer.Option(help="A procedural task that each --model answers; repeatable, or all.")
     ] = None,
     problems: Annotated[int, typer.Option(min=1, help="Problems of each task.")] = 500,
-    threshold: Annotated[float, typer.Option(help="Confidence at which vanilla block diffusion fixes a token.")] = 0.9,
+    threshold: Annotated[float, typer.Option(help="Confidence at which block diffusion fixes a token.")] = 0.9,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens a prompt.")] = 128,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that our side spreads each layer over.")] = 1,
     dtype: Dtype = "bfloat16",
@@ -160,6 +160,36 @@ def drafts(
             else:
                 about = row["settings"].get("nodes", "vanilla"), row["settings"].get("budget", 0)
                 print(f"{name}, {about[0]}, budget {about[1]}: {row['forwards_saved']:.1%} saved", flush=True)
+
+
+@bench.command()
+def flips(
+    model: Annotated[list[str], typer.Option(help="A block-diffusion model with a draft graph; repeatable.")],
+    batch: Annotated[list[int] | None, typer.Option(min=1, help="Prompts side by side; repeatable [1, 20].")] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Held-out problems of each task.")] = 20,
+    threshold: Annotated[float, typer.Option(help="Confidence at which a token is fixed.")] = 0.9,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens a prompt.")] = 256,
+    commit: Commit = None,
+    out: Out = RESULTS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Count the tokens that rounding turns, against the exact mode: DIR/<gpu>/flips.json."""
+    from bench.environment import read_environment
+    from bench.flips import FlipBench, measure
+    from bench.results import add_rows
+
+    keep_compiled_programs()
+    environment = read_environment(_measured_command(sys.argv[1:]), commit)
+    asked = FlipBench(batch or [1, 20], problems, threshold, max_new_tokens)
+    for name in model:
+        for row in measure(name, asked):
+            add_rows(out, "flips", environment, [row])
+            if as_json:
+                print_json(row)
+            else:
+                settings = row["settings"]
+                about = f"{name}, {row['method']}, {settings['dtype']}, batch {settings['batch']}"
+                print(f"{about}: {row['flips_per_thousand_tokens']:.2f} flips in 1,000 tokens", flush=True)
 
 
 @bench.command()

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from specdiff_jax.prompts import PromptEntry
 
 
+_NOT_PRINTED = ("step_map", "draft_hits", "fold_parent_hits")
+"""Of a result: a number a token, or a node of a graph that the line doesn't hold."""
+
+
 def generate(
     model: ModelFlag,
     method: Annotated[MethodName, typer.Option(help="How to decode.")],
@@ -70,8 +74,7 @@ def generate(
     def show(index: int, result: Generation) -> None:
         identity = entries[index].id
         if as_json:
-            row = asdict(result)
-            del row["step_map"]
+            row = {key: value for key, value in asdict(result).items() if key not in _NOT_PRINTED}
             print_json(row if identity is None else {"id": identity, **row})
             return
         print("" if stream else result.text, flush=True)

@@ -79,7 +79,6 @@ def calibrate(
         sub_block=spec.sub_block,
         depth=DEPTH,
         position_ranks=min(POSITION_RANKS, spec.block_size),
-        complete=not spec.causal,  # else the forward of a complete draft can't stand for the commit
     )
     nodes = calibrated_nodes(traces(), limits, budget, objective)
     return DraftGraph(graph_key(model, method), nodes)

@@ -34,6 +34,7 @@ class GraphTables:
         used: which pairs there are; nodes have different numbers of them.
         levels: denoising steps behind main that each node stands for.
         parents: whether a node (first axis) has another (second axis) as a parent.
+        fold_parents: the node whose work each node shares when folded; -1 is main.
         depth: the highest level.
         ranks: how many tokens of a slot the graph can name.
     """
@@ -43,6 +44,7 @@ class GraphTables:
     used: Bool[Array, "nodes pairs"]
     levels: Int[Array, " nodes"]
     parents: Bool[Array, "nodes nodes"]
+    fold_parents: Int[Array, " nodes"]
     depth: int = field(metadata={"static": True})
     ranks: int = field(metadata={"static": True})
 
@@ -77,6 +79,7 @@ def graph_tables(graph: DraftGraph) -> GraphTables:
         used=jnp.asarray(used),
         levels=jnp.array(graph.levels, jnp.int32),
         parents=jnp.asarray(parents),
+        fold_parents=jnp.array([-1 if node.fold_parent is None else node.fold_parent for node in graph.nodes]),
         depth=graph.depth,
         ranks=graph.vocabulary_ranks,
     )

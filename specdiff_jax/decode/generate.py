@@ -41,6 +41,8 @@ class Generation:
         tokens_per_second: this prompt's new tokens over those seconds.
         stop: "eos" after a stop id, "length" at the limit.
         step_map: for each token, the forwards made when it became final; 0 is the prefill.
+        draft_hits: how often each node of the draft graph was accepted; None where there is no graph.
+        fold_parent_hits: how often of that right after the node's fold parent.
     """
 
     prompt: str
@@ -57,6 +59,8 @@ class Generation:
     tokens_per_second: float
     stop: Literal["eos", "length"]
     step_map: tuple[int, ...]
+    draft_hits: tuple[int, ...] | None = None
+    fold_parent_hits: tuple[int, ...] | None = None
 
 
 def generate(
@@ -203,6 +207,8 @@ def _generation(model: Model, prompt: Prompt, prompt_tokens: int, batch: BatchRe
         tokens_per_second=count / batch.seconds,
         stop="eos" if new[-1] in model.stop_ids else "length",
         step_map=tuple(batch.step_map[row, :count].tolist()),
+        draft_hits=None if batch.hits is None else tuple(batch.hits[row].tolist()),
+        fold_parent_hits=None if batch.fold_parent_hits is None else tuple(batch.fold_parent_hits[row].tolist()),
     )
 
 

@@ -52,6 +52,7 @@ class BatchResult:
         accepted_drafts: drafted tokens of each row that verification accepted.
         verifications: verifications of each row; None where no drafter runs.
         hits: how often each node of the draft graph was accepted (batch, nodes); None where there is none.
+        fold_parent_hits: how often of that right after its fold parent.
     """
 
     tokens: np.ndarray
@@ -62,6 +63,7 @@ class BatchResult:
     accepted_drafts: np.ndarray
     verifications: np.ndarray | None = None
     hits: np.ndarray | None = None
+    fold_parent_hits: np.ndarray | None = None
 
 
 def run_loop(

@@ -65,7 +65,7 @@ class Spiffy:
         budget: how many of them in a forward, chosen anew in each step; None is all.
         threshold: as in `Vanilla`.
         sub_block: as in `Vanilla`.
-        adopt: whether the forward of a complete draft stands for the commit, where commits are not causal.
+        adopt: whether the forward of a complete draft, run as a commit, stands for the commit.
         force: take a graph that was calibrated for another model, block or threshold.
 
     Raises:

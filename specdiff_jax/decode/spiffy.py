@@ -51,12 +51,14 @@ class SpiffyState(BlockState):
         vanilla_steps: forwards that vanilla decoding would have made so far; the draws of a step depend on it.
         accepted: drafts whose distribution was used.
         hits: how often each node of the graph was accepted.
+        fold_parent_hits: how often of that right after its fold parent.
     """
 
     drafts: Drafts
     vanilla_steps: Int[Array, " batch"]
     accepted: Int[Array, " batch"]
     hits: Int[Array, "batch nodes"]
+    fold_parent_hits: Int[Array, "batch nodes"]
 
 
 class Evaluated(NamedTuple):
@@ -110,6 +112,7 @@ def iterate(
         vanilla_steps=state.vanilla_steps + jnp.where(moves, 1 + passed.accepted, 0),
         accepted=state.accepted + jnp.where(moves, passed.accepted, 0),
         hits=state.hits + jnp.where(moves[:, None], passed.hits, 0),
+        fold_parent_hits=state.fold_parent_hits + jnp.where(moves[:, None], passed.fold_parent_hits, 0),
     )
     recorded = record(moved, requests, spec)
     begun = dataclasses.replace(
@@ -130,6 +133,7 @@ class Passed(NamedTuple):
         verdict: the distribution that gave it.
         accepted: drafts on the way.
         hits: which nodes of the graph they stand for.
+        fold_parent_hits: which of them came right after their fold parents.
         committed: whether the block was committed.
         branch: the branch that did that.
         seeds: first token of the next block, where it was.
@@ -139,6 +143,7 @@ class Passed(NamedTuple):
     verdict: Verdict
     accepted: Int[Array, " batch"]
     hits: Int[Array, "batch nodes"]
+    fold_parent_hits: Int[Array, "batch nodes"]
     committed: Bool[Array, " batch"]
     branch: Int[Array, " batch"]
     seeds: Int[Array, " batch"]
@@ -160,7 +165,7 @@ def follow(
     branch = jnp.zeros_like(state.steps)
     block, verdict, seeds = step(state.block, branch)
     accepted = jnp.zeros_like(state.steps)
-    hits = jnp.zeros_like(state.hits)
+    hits = fold_parent_hits = jnp.zeros_like(state.hits)
     levels = tables.levels[drafts.nodes]
     reached = jnp.full_like(state.steps, -1)  # the node accepted last
     going = ~committed
@@ -179,13 +184,14 @@ def follow(
 
         block, seeds = passing(next_block, block), passing(next_seeds, seeds)
         verdict = Verdict(*map(passing, next_verdict, verdict))
-        accepted, reached = accepted + going, passing(node, reached)
         hits = hits.at[batch, node].add(going)
+        fold_parent_hits = fold_parent_hits.at[batch, node].add(going & (tables.fold_parents[node] == reached))
+        accepted, reached = accepted + going, passing(node, reached)
         committed |= going & complete
         branch = passing(place + 1, branch) if plan.adopt else branch
         going &= ~complete
     branch = jnp.where(committed, branch, 0)
-    return Passed(block, verdict, accepted, hits, committed, branch, seeds)
+    return Passed(block, verdict, accepted, hits, fold_parent_hits, committed, branch, seeds)
 
 
 def evaluate(model: Decoder, state: SpiffyState, requests: Requests, plan: Plan) -> Evaluated:
@@ -304,7 +310,7 @@ def run(
     """Decode one batch, whose rows' limits are at most `limit`; `serial` keeps to vanilla decoding's shapes."""
     spec = denoising_spec(model.config, method.baseline)
     nodes = method.graph.budget
-    budget, adopt = method.budget or nodes, method.adopt and not spec.causal
+    budget, adopt = method.budget or nodes, method.adopt
     tables = graph_tables(method.graph)
     room = power_of_two(limit)
     capacity = requests.prompts.shape[1] + room + spec.block_size
@@ -313,12 +319,14 @@ def run(
     def start(decoder: Decoder, asked: Requests, *_: Any) -> SpiffyState:
         state = begin(decoder, asked, spec, capacity=capacity, room=room, sharding=sharding)
         zeros = jnp.zeros_like(state.steps)
+        none_hit = jnp.zeros((zeros.size, nodes), jnp.int32)
         return SpiffyState(
             **{field.name: getattr(state, field.name) for field in dataclasses.fields(state)},
             drafts=no_drafts(state.block, budget),
             vanilla_steps=zeros,
             accepted=zeros,
-            hits=jnp.zeros((zeros.size, nodes), jnp.int32),
+            hits=none_hit,
+            fold_parent_hits=none_hit,
         )
 
     def go_on(
@@ -338,4 +346,5 @@ def run(
         step_map=np.asarray(state.step_map),
         accepted_drafts=np.asarray(state.accepted),
         hits=np.asarray(state.hits),
+        fold_parent_hits=np.asarray(state.fold_parent_hits),
     )

@@ -107,7 +107,8 @@ def attend_branches(
     )
     weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
     of_before, of_within = jnp.split(weights, [cached_keys.shape[2]], axis=-1)
-    mixed = contract("bksgt,bktd->bskgd", of_before, cached_values, jnp.float32)
+    # Rows are moved afterwards: XLA for CPUs has no bfloat16 product with a float32 result that moves them itself.
+    mixed = contract("bksgt,bktd->bksgd", of_before, cached_values, jnp.float32).swapaxes(1, 2)
     mixed_within = contract(
         "bkxsgt,bkxtd->bxskgd",
         of_within.reshape(batch, kv_heads, branches, slots, group, slots),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from bench.decode import METHODS, DecodeBench, sections
+import specdiff_jax as sd
+from bench.decode import BASELINES, DecodeBench, sections
 from bench.run import Settings
 from bench.section import measure_apart
 from specdiff_jax.cli.bench import bench
@@ -105,6 +107,19 @@ def test_a_diffusion_model_solves_tasks(run, tiny_diffusion_checkpoint, tmp_path
     assert row["repetitive_share"] == 0  # too short to be
 
 
+@pytest.mark.slow
+def test_spiffy_is_measured_against_its_baseline(run, tiny_diffusion_checkpoint, tmp_path):
+    folder = shutil.copytree(tiny_diffusion_checkpoint, tmp_path / "drafting")
+    sd.write_graph(sd.fixed_graph(2, 1), folder / "draft_graph.json")
+    asked = ("--model", folder, "--method", "spiffy", "--task", "formatting")
+    short = ("--batch", 2, "--problems", 3, "--max-new-tokens", 8, "--repeats", 1, "--dtype", "float32")
+    outcome = run("decode", *asked, *short, "--commit", "abc", "--out", tmp_path)
+    assert outcome.exit_code == 0, outcome.output
+    (row,) = json.loads((tmp_path / "cpu" / "decode.json").read_text())["rows"]
+    assert (row["method"], row["problems"], row["settings"]["threshold"]) == ("spiffy", 3, 0.9)
+    assert row["identical_to_baseline"] == 1
+
+
 @pytest.mark.parametrize(
     ("command", "asked", "shapes"),
     [("decode", ("--batch", 1, "--batch", 2), "batch"), ("forward", ("--rows", 1, "--rows", 2), "rows")],
@@ -155,7 +170,8 @@ def test_several_devices_share_the_weights(run, tiny_checkpoint):
 
 
 def test_baselines_run_on_geometries_alone():
-    asked = DecodeBench(["qwen3-8b"], ["smollm2"], [1, 32], METHODS, devices=2, prompts=Path("p.jsonl"))
+    methods = ["autoregressive", "vanilla", *BASELINES]
+    asked = DecodeBench(["qwen3-8b"], ["smollm2"], [1, 32], methods, devices=2, prompts=Path("p.jsonl"))
     planned = [
         (section.known["model"], section.known["task"], section.known["method"], section.known["settings"]["batch"])
         for section in sections(asked, Settings())
@@ -163,10 +179,15 @@ def test_baselines_run_on_geometries_alone():
     assert planned == [
         *(("qwen3-8b", "step", "autoregressive", batch) for batch in (1, 32)),
         *(("qwen3-8b", "random ids", "vanilla", batch) for batch in (1, 32)),
-        *(("qwen3-8b", "step", method, batch) for method in METHODS[2:] for batch in (1, 32)),
+        *(("qwen3-8b", "step", method, batch) for method in BASELINES for batch in (1, 32)),
         *(("smollm2", "step", "autoregressive", batch) for batch in (1, 32)),
-        *(("smollm2", "prompts", method, batch) for method in METHODS[:2] for batch in (1, 32)),
+        *(("smollm2", "prompts", method, batch) for method in methods[:2] for batch in (1, 32)),
     ]
+
+
+def test_geometries_have_no_draft_graphs():
+    with pytest.raises(InputError, match="method spiffy needs models with a draft graph"):
+        DecodeBench(["nld-3b"], ["pico-nld"], [1], ["spiffy"]).check()
 
 
 def test_flags_are_added_to_those_of_the_environment(monkeypatch):

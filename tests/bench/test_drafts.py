@@ -30,6 +30,8 @@ def test_kinds_and_budgets_are_measured_against_vanilla(tiny_diffusion_checkpoin
         assert row["identical_to_baseline"] == 1
         assert row["forwards"] + row["accepted_drafts"] == vanilla["forwards"]
         assert row["forwards_saved"] == pytest.approx(row["accepted_drafts"] / vanilla["forwards"])
+        assert sum(row["hits_by_level"]) == row["accepted_drafts"]
+        assert sum(row["hits_by_level"][1:]) == row["hits_behind_drafts"] >= row["hits_after_fold_parent"]
 
 
 def test_an_unknown_kind_is_refused(tmp_path: Path):

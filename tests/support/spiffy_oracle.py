@@ -7,8 +7,9 @@ only where the draft is accepted.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from block_oracle import (
@@ -37,9 +38,11 @@ class Speculation(Trace):
 
     Attributes:
         hits: for each node how often it was accepted.
+        ways: (node or None, node): how often the second was accepted right after the first, or after the main state.
     """
 
     hits: tuple[int, ...]
+    ways: Counter[tuple[int | None, int]] = field(default_factory=Counter)
 
     @property
     def accepted(self) -> int:
@@ -65,24 +68,27 @@ def nemotron(
     prompt: Sequence[int],
     rules: Rules,
     graph: Sequence[Node],
+    adopt: bool = True,
     forward: Forward = forward,
 ) -> Speculation:
-    """Nemotron-Labs-Diffusion. A complete draft is never accepted: the commit is causal, a draft is not."""
-    return _speculate(Nemotron(tensors, settings, rules, forward), prompt, graph, adopt=False)
+    """Nemotron-Labs-Diffusion. A complete draft sees causally, as its block's commit does, and so can be that."""
+    return _speculate(Nemotron(tensors, settings, rules, forward), prompt, graph, adopt)
 
 
 def _speculate(family: Family, prompt: Sequence[int], graph: Sequence[Node], adopt: bool) -> Speculation:
     """Go from state to state as vanilla does. A state is an accepted draft of the last forward, or costs a forward."""
     text = family.begin(prompt)
     hits = [0] * len(graph)
+    ways: Counter[tuple[int | None, int]] = Counter()
     logits = None  # of the state before this one; a block's first state has none before it
     nothing: list[Draft] = [None] * len(graph)
     drafts = nothing  # of the last forward
     accepted = None  # the node accepted last since that forward; none is the main state
     while not text.finished():
-        accepted = _matching(graph, drafts, accepted, text.tokens)
+        before, accepted = accepted, _matching(graph, drafts, accepted, text.tokens)
         if accepted is not None:
             hits[accepted] += 1
+            ways[before, accepted] += 1
         else:
             text.forwards += 1
             drafts = nothing if logits is None else _drafts(family, graph, text, logits, adopt)
@@ -92,7 +98,7 @@ def _speculate(family: Family, prompt: Sequence[int], graph: Sequence[Node], ado
         if complete:
             logits, drafts = None, nothing
     trace = text.trace()
-    return Speculation(trace.tokens, trace.steps, trace.forwards, tuple(hits))
+    return Speculation(trace.tokens, trace.steps, trace.forwards, tuple(hits), ways)
 
 
 def _matching(graph: Sequence[Node], drafts: Sequence[Draft], accepted: int | None, tokens: list[int]) -> int | None:
