@@ -10,6 +10,8 @@ import specdiff_jax as sd
 from bench.results import Row
 from bench.target import implementation
 from bench.tasks import TASK_NAMES, Problem, problems, score
+from specdiff_jax.calibration import Objective
+from specdiff_jax.decode.calibrate import choose_graph, trace_prompts
 
 CALIBRATION_SEED, CALIBRATION_PROBLEMS = 7, 10
 """Of the training problems of each task that graphs are calibrated on."""
@@ -62,20 +64,14 @@ def measure(name: str, asked: DraftBench) -> Iterator[Row]:
     common = {"model": name, "task": "all"}
     settings = {key: value for key, value in settings.items() if value is not None and key != "problems"}
     yield {**common, "method": "vanilla", "settings": settings, **_counters(test, baseline, baseline)}
+    traces = list(trace_prompts(model, calibration, vanilla, asked.max_new_tokens, batch_size=asked.batch))
     for kind in asked.kinds:
+        objective: Objective = "accumulated" if kind == "sets, accumulated counts" else "saved"
         for budget in asked.budgets:
             if kind == "one token":
                 graph = sd.fixed_graph(budget, 1)
             else:
-                graph = sd.calibrate(
-                    model,
-                    calibration,
-                    vanilla,
-                    budget=budget,
-                    max_new_tokens=asked.max_new_tokens,
-                    batch_size=asked.batch,
-                    objective="accumulated" if kind == "sets, accumulated counts" else "saved",
-                )
+                graph = choose_graph(model, vanilla, traces, budget, objective)
             method = sd.Spiffy(graph, threshold=asked.threshold, adopt=kind != "sets, no adoption")
             answers = _answers(model, test, method, asked)
             yield {

@@ -123,6 +123,7 @@ TABLES = {
             "problems a task": _number("problems"),
             **{task: _accuracy(task) for task in TASK_NAMES},
             "mean": lambda row: _share(row["mean_accuracy"]),
+            "same tokens as vanilla": lambda row: _share(row["identical_to_baseline"]),
             "tokens/forward": _number("tokens_per_forward", 2),
             "tokens/s": _result("tokens_per_second"),
         },

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 from collections.abc import Iterable
 
 from bench.results import Row
@@ -12,8 +13,9 @@ from bench.tasks import TASK_NAMES
 def summarize(rows: Iterable[Row]) -> list[Row]:
     """One row for all tasks of a measurement.
 
-    Its `accuracies` (by task) hold what was measured, `mean_accuracy` is their mean where no task is missing, and rates
-    are totals over totals. Rows that failed are left out.
+    Its `accuracies` (by task) hold what was measured, `mean_accuracy` is their mean where no task is missing, rates are
+    totals over totals, and `identical_to_baseline` is a share of all answers where every task was compared. Rows that
+    failed are left out.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
@@ -34,4 +36,12 @@ def _summary(rows: list[Row]) -> Row:
         "mean_accuracy": sum(accuracies.values()) / len(accuracies) if whole else None,
         "tokens_per_forward": sum(tokens) / sum(row["forwards"] for row in rows),
         "tokens_per_second": sum(tokens) / sum(seconds),
+        "identical_to_baseline": _identical(rows),
     }
+
+
+def _identical(rows: list[Row]) -> float | None:
+    """Share of all answers that equal the baseline's."""
+    shares = [row["identical_to_baseline"] for row in rows]
+    problems = [row["problems"] for row in rows]
+    return None if None in shares else sum(map(operator.mul, shares, problems)) / sum(problems)

@@ -216,6 +216,21 @@ def report(
         note(f"wrote {readme}")
 
 
+@bench.command()
+def plot(
+    results: Annotated[Path, typer.Option(metavar="DIR", help="Where the result files are.")] = RESULTS,
+) -> None:
+    """Draw the curves of the result files beside them: verification.png and drafts.png."""
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError as error:
+        raise InputError("plots need matplotlib: pip install 'specdiff-jax[plot]'") from error
+    from bench.plot import plot_results
+
+    for file in plot_results(results):
+        note(f"wrote {file}")
+
+
 def _run(
     name: str,
     sections: Sequence[Section],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from specdiff_jax.calibration import BlockTrace, DraftLimits, Objective, calibrated_nodes
 from specdiff_jax.decode.generate import check_method, check_no_mask
@@ -53,6 +53,20 @@ def calibrate(
         InputError: a prompt or a setting can't be used, or the answers hold nothing to draft.
     """
     method = method or Vanilla()
+    traces = trace_prompts(model, prompts, method, max_new_tokens, chat, batch_size, on_batch)
+    return choose_graph(model, method, traces, budget, objective)
+
+
+def trace_prompts(
+    model: Model,
+    prompts: Sequence[Prompt],
+    method: Vanilla,
+    max_new_tokens: int = 256,
+    chat: bool | None = None,
+    batch_size: int = 1,
+    on_batch: Callable[[int], None] | None = None,
+) -> Iterator[BlockTrace]:
+    """How vanilla decoding fills the blocks of the answers to some prompts; arguments and errors as in `calibrate`."""
     check_method(model, method)
     if method.sub_block_cache:
         raise InputError("sub_block_cache is an approximation, which drafts can't verify: calibrate without it")
@@ -60,13 +74,12 @@ def calibrate(
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
     if not prompts:
         raise InputError("calibration needs at least one prompt")
-    spec = denoising_spec(model.config, method)
+    encoded = [encode_prompt(model, prompt, chat) for prompt in prompts]
+    check_lengths(model, encoded, max_new_tokens)
+    check_no_mask(model, encoded)
+    keys, settings = row_keys(0, len(prompts)), sampling(0.0, 1.0, 0, model.config.vocab_size)
 
     def traces() -> Iterator[BlockTrace]:
-        encoded = [encode_prompt(model, prompt, chat) for prompt in prompts]
-        check_lengths(model, encoded, max_new_tokens)
-        check_no_mask(model, encoded)
-        keys, settings = row_keys(0, len(prompts)), sampling(0.0, 1.0, 0, model.config.vocab_size)
         for begin in range(0, len(encoded), batch_size):
             rows = encoded[begin : begin + batch_size]
             asked = make_requests(model, rows, batch_size, keys[begin : begin + batch_size], max_new_tokens, settings)
@@ -74,11 +87,18 @@ def calibrate(
             if on_batch is not None:
                 on_batch(begin + len(rows))
 
+    return traces()
+
+
+def choose_graph(
+    model: Model, method: Vanilla, traces: Iterable[BlockTrace], budget: int, objective: Objective = "saved"
+) -> DraftGraph:
+    """The graph of so many drafts that fits the traces best; arguments as in `calibrate`."""
+    spec = denoising_spec(model.config, method)
     limits = DraftLimits(
         mask_token_id=spec.mask_token_id,
         sub_block=spec.sub_block,
         depth=DEPTH,
         position_ranks=min(POSITION_RANKS, spec.block_size),
     )
-    nodes = calibrated_nodes(traces(), limits, budget, objective)
-    return DraftGraph(graph_key(model, method), nodes)
+    return DraftGraph(graph_key(model, method), calibrated_nodes(traces, limits, budget, objective))
