@@ -66,7 +66,7 @@ def test_tables_hold_the_rows_in_order_and_text_around_them_stays(results):
 
 def answered(task: str, accuracy: float, problems: int = 10, **rest: object) -> dict[str, object]:
     settings = {"batch": 8, "threshold": 0.9, "devices": 1}
-    counters = {"forwards": 100, "tokens_per_forward": 2.0, "tokens_per_second": 50.0}
+    counters = {"forwards": 100, "tokens_per_forward": 2.0, "tokens_per_second": 50.0, "identical_to_baseline": None}
     row = {"model": "tiny", "task": task, "method": "vanilla", "settings": settings, "problems": problems}
     return {**row, "accuracy": accuracy, **counters, **rest}
 
@@ -74,7 +74,8 @@ def answered(task: str, accuracy: float, problems: int = 10, **rest: object) -> 
 def test_the_tasks_of_a_measurement_are_one_row(tmp_path):
     accuracies = dict(zip(TASK_NAMES, (0.5, 0.6, 0.7, 0.8, 0.9), strict=True))
     faster = {TASK_NAMES[0]: {"forwards": 300, "tokens_per_second": 600.0}}  # 600 tokens in 1 s beside 800 in 16 s
-    rows = [answered(task, accuracy, **faster.get(task, {})) for task, accuracy in accuracies.items()]
+    same = {"identical_to_baseline": 0.5}
+    rows = [answered(task, accuracy, **same, **faster.get(task, {})) for task, accuracy in accuracies.items()]
     rows += [answered(TASK_NAMES[1], 1.0, problems=4), answered(TASK_NAMES[2], 0.0, problems=4, error="no memory")]
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -82,10 +83,11 @@ def test_the_tasks_of_a_measurement_are_one_row(tmp_path):
     add_rows(tmp_path / "b", "decode", ENVIRONMENT, rows[5:])
 
     table = "<!-- results: tasks -->\n<!-- end -->\n"
-    assert "| tiny | vanilla | 0.9 | 8 | 10 | 50.0% | 60.0% | 70.0% | 80.0% | 90.0% | 70.0% | 2.00 | 82 |" in fill(
-        table, tmp_path / "a"
+    whole, some = fill(table, tmp_path / "a"), fill(table, tmp_path / "b")
+    assert (
+        "| tiny | vanilla | 0.9 | 8 | 10 | 50.0% | 60.0% | 70.0% | 80.0% | 90.0% | 70.0% | 50.0% | 2.00 | 82 |" in whole
     )
-    assert "| tiny | vanilla | 0.9 | 8 | 4 | - | 100.0% | - | - | - | - | 2.00 | 50 |" in fill(table, tmp_path / "b")
+    assert "| tiny | vanilla | 0.9 | 8 | 4 | - | 100.0% | - | - | - | - | - | 2.00 | 50 |" in some
 
 
 def test_an_unknown_table_is_refused(results):

@@ -1,0 +1,69 @@
+"""Curves of result files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.environment import Environment
+from bench.plot import draw_drafts, draw_verification
+from bench.results import Row, add_rows
+from specdiff_jax.cli.bench import bench
+
+figure = pytest.importorskip("matplotlib.figure")
+ENVIRONMENT = Environment("specdiff bench", "h200", "580.1", "0.11.2", "2026-01-01", "aaa")
+
+
+def forward(geometry: str, branches: int, microseconds: float | None, rows: int = 32) -> Row:
+    path = "dense" if branches else "vanilla"
+    settings = {"rows": rows}
+    known = {"geometry": geometry, "path": path, "implementation": "xla", "branches": branches, "settings": settings}
+    return {**known, "microseconds": microseconds}
+
+
+FORWARDS = [
+    forward("nld-3b", 4, 300.0),
+    forward("nld-3b", 0, 200.0),
+    forward("nld-3b", 0, 100.0, rows=1),  # a single row is no block
+    forward("nld-3b", 8, None),  # failed
+    forward("qwen3-8b", 0, 500.0),  # no curve
+]
+
+
+def drafted(nodes: str, budget: int, saved: float, method: str = "spiffy") -> Row:
+    settings = {"nodes": nodes, "budget": budget} if method == "spiffy" else {}
+    return {"model": "tiny", "task": "all", "method": method, "settings": settings, "forwards_saved": saved}
+
+
+DRAFTS = [
+    drafted("", 0, 0.0, "vanilla"),
+    drafted("sets", 2, 0.5),
+    drafted("sets", 1, 0.25),
+    drafted("one token", 1, 0.2),
+]
+
+
+def lines(draw, rows: list[Row]) -> dict[str, list[tuple[float, float]]]:
+    axes = figure.Figure().add_subplot()
+    draw(axes, rows)
+    return {line.get_label(): [tuple(point) for point in line.get_xydata()] for line in axes.lines}
+
+
+def test_the_cost_of_verification_is_relative_to_a_vanilla_forward() -> None:
+    assert lines(draw_verification, FORWARDS) == {"nld-3b": [(0, 1), (4, 1.5)]}
+
+
+def test_saved_forwards_are_over_the_number_of_drafts() -> None:
+    expected = {"tiny, sets": [(1, 25), (2, 50)], "tiny, one token": [(1, 20)]}
+    assert lines(draw_drafts, DRAFTS) == expected
+
+
+def test_pictures_lie_beside_the_results(tmp_path: Path) -> None:
+    add_rows(tmp_path, "forward", ENVIRONMENT, FORWARDS)
+    add_rows(tmp_path, "drafts", ENVIRONMENT, DRAFTS[:1])
+    run = CliRunner().invoke(bench, ["plot", "--results", str(tmp_path)])
+    assert run.exit_code == 0, run.output
+    assert (tmp_path / "h200" / "verification.png").read_bytes().startswith(b"\x89PNG")
+    assert not (tmp_path / "h200" / "drafts.png").exists()  # nothing to draw
