@@ -7,14 +7,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import specdiff_jax as sd
+from bench.draft_answers import calibration_prompts, counters, held_out
 from bench.results import Row
 from bench.target import implementation
-from bench.tasks import TASK_NAMES, Problem, problems, score
+from bench.tasks import Problem
 from specdiff_jax.calibration import Objective
 from specdiff_jax.decode.calibrate import choose_graph, trace_prompts
-
-CALIBRATION_SEED, CALIBRATION_PROBLEMS = 7, 10
-"""Of the training problems of each task that graphs are calibrated on."""
 
 KINDS = ("sets", "sets, no adoption", "sets, accumulated counts", "one token")
 """Calibrated for saved forwards, with and without complete drafts as commits; for Spiffy's own objective; siblings of
@@ -53,18 +51,13 @@ def measure(name: str, asked: DraftBench) -> Iterator[Row]:
     """
     model = sd.load(name, dtype=asked.dtype)
     vanilla = sd.Vanilla(asked.threshold)
-    test = [problem for task in TASK_NAMES for problem in problems(task, "test", 0, asked.problems)]
-    calibration = [
-        problem.prompt
-        for task in TASK_NAMES
-        for problem in problems(task, "train", CALIBRATION_SEED, CALIBRATION_PROBLEMS)
-    ]
+    test = held_out(asked.problems)
     baseline = _answers(model, test, vanilla, asked)
     settings = {"implementation": implementation(model), **asdict(asked), "budgets": None, "kinds": None}
     common = {"model": name, "task": "all"}
     settings = {key: value for key, value in settings.items() if value is not None and key != "problems"}
-    yield {**common, "method": "vanilla", "settings": settings, **_counters(test, baseline, baseline)}
-    traces = list(trace_prompts(model, calibration, vanilla, asked.max_new_tokens, batch_size=asked.batch))
+    yield {**common, "method": "vanilla", "settings": settings, **counters(test, baseline, baseline)}
+    traces = list(trace_prompts(model, calibration_prompts(), vanilla, asked.max_new_tokens, batch_size=asked.batch))
     for kind in asked.kinds:
         objective: Objective = "accumulated" if kind == "sets, accumulated counts" else "saved"
         for budget in asked.budgets:
@@ -78,7 +71,7 @@ def measure(name: str, asked: DraftBench) -> Iterator[Row]:
                 **common,
                 "method": "spiffy",
                 "settings": {**settings, "nodes": kind, "budget": budget},
-                **_counters(test, answers, baseline),
+                **counters(test, answers, baseline),
                 **_hits(graph, answers),
             }
 
@@ -88,23 +81,6 @@ def _answers(
 ) -> list[sd.Generation]:
     prompts = [problem.prompt for problem in test]
     return sd.generate(model, prompts, method, max_new_tokens=asked.max_new_tokens, batch_size=asked.batch)
-
-
-def _counters(
-    test: Sequence[Problem], answers: Sequence[sd.Generation], baseline: Sequence[sd.Generation]
-) -> dict[str, Any]:
-    forwards, tokens = sum(answer.forwards for answer in answers), sum(answer.new_tokens for answer in answers)
-    same = sum(mine.tokens == theirs.tokens for mine, theirs in zip(answers, baseline, strict=True))
-    right = score(test, [answer.text for answer in answers])
-    return {
-        "problems": len(test),
-        "accuracy": sum(right) / len(right),
-        "forwards": forwards,
-        "forwards_saved": 1 - forwards / sum(answer.forwards for answer in baseline),
-        "tokens_per_forward": round(tokens / forwards, 4),
-        "accepted_drafts": sum(answer.accepted_drafts for answer in answers),
-        "identical_to_baseline": same / len(test),
-    }
 
 
 def _hits(graph: sd.DraftGraph, answers: Sequence[sd.Generation]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specdiff_jax.config import ModelConfig
     from specdiff_jax.decode.calibrate import calibrate
     from specdiff_jax.decode.generate import Generation, generate
-    from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, Spiffy, Vanilla
+    from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, SpecFold, Spiffy, Vanilla
     from specdiff_jax.draft_graph import DraftGraph, fixed_graph
     from specdiff_jax.draft_graph_file import read_graph, write_graph
     from specdiff_jax.errors import InputError
@@ -36,6 +36,7 @@ _HOMES = {
     "LinearSpeculation": "decode.methods",
     "Model": "loading",
     "ModelConfig": "config",
+    "SpecFold": "decode.methods",
     "Spiffy": "decode.methods",
     "Vanilla": "decode.methods",
     "calibrate": "decode.calibrate",
@@ -54,6 +55,7 @@ __all__ = [
     "LinearSpeculation",
     "Model",
     "ModelConfig",
+    "SpecFold",
     "Spiffy",
     "Vanilla",
     "__version__",

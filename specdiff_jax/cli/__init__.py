@@ -14,13 +14,21 @@ from typing import Annotated, NoReturn
 import typer
 
 from specdiff_jax import __version__
-from specdiff_jax.cli import bench, calibrate, check, convert, demo, generate, models, train
+from specdiff_jax.cli import bench, calibrate, check, convert, demo, generate, models, profile, train
 from specdiff_jax.errors import InputError
 
 BAD_INPUT = 2
 
 app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
-for command in (demo.demo, models.models, generate.generate, convert.convert, check.check, calibrate.calibrate):
+for command in (
+    demo.demo,
+    models.models,
+    generate.generate,
+    convert.convert,
+    check.check,
+    calibrate.calibrate,
+    profile.profile,
+):
     app.command()(command)
 app.add_typer(bench.bench, name="bench")
 app.add_typer(train.train, name="train")

@@ -163,6 +163,58 @@ def drafts(
 
 
 @bench.command()
+def folds(
+    model: Annotated[list[str], typer.Option(help="A block-diffusion model; repeatable.")],
+    delta: Annotated[
+        list[float] | None, typer.Option(help="Residuals up to which rows are folded, with 8 drafts; repeatable.")
+    ] = None,
+    budget: Annotated[list[int] | None, typer.Option(min=1, help="Numbers of calibrated drafts; repeatable.")] = None,
+    depth: Annotated[
+        list[int] | None, typer.Option(min=1, max=7, help="Depths of 7 drafts in chains; repeatable.")
+    ] = None,
+    buckets: Annotated[int, typer.Option(min=1, help="Numbers of rows that a layer is compiled for.")] = 4,
+    attention: Annotated[
+        Literal["split", "correct"], typer.Option(help="Of folded rows: directly, or by the paper's correction.")
+    ] = "split",
+    problems: Annotated[int, typer.Option(min=1, help="Held-out problems of each task.")] = 20,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts side by side.")] = 20,
+    threshold: Annotated[float, typer.Option(help="Confidence at which a token is fixed.")] = 0.9,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens a prompt.")] = 256,
+    dtype: Dtype = "float32",
+    commit: Commit = None,
+    out: Out = RESULTS,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure what folding costs and gives: DIR/<gpu>/folds.json. Without sweeps, all of the SpecFold paper's."""
+    from bench.environment import read_environment
+    from bench.folds import FoldBench, measure
+    from bench.results import add_rows
+
+    deltas, budgets, depths = delta or [], budget or [], depth or []
+    if not deltas and not budgets and not depths:
+        deltas, budgets, depths = [-1.0, 0.0, 0.05, 0.1, 0.2, 0.3, 0.5], list(range(1, 9)), [1, 2, 3, 4]
+    keep_compiled_programs()
+    environment = read_environment(_measured_command(sys.argv[1:]), commit)
+    asked = FoldBench(deltas, budgets, depths, buckets, attention, problems, batch, threshold, max_new_tokens, dtype)
+    for name in model:
+        for row in measure(name, asked):
+            add_rows(out, "folds", environment, [row])
+            if as_json:
+                print_json(row)
+                continue
+            settings = row["settings"]
+            about = ", ".join(
+                f"{key} {settings[key]}" for key in ("nodes", "budget", "depth", "delta") if key in settings
+            )
+            folded = "" if row["fold_ratio"] is None else f", {row['fold_ratio']:.1%} folded"
+            print(
+                f"{name}, {row['method']}, {about}: {row['accuracy']:.1%} right, {row['forwards_saved']:.1%} "
+                f"of forwards saved{folded}, {row['tokens_per_second']:.0f} tokens/s",
+                flush=True,
+            )
+
+
+@bench.command()
 def flips(
     model: Annotated[list[str], typer.Option(help="A block-diffusion model with a draft graph; repeatable.")],
     batch: Annotated[list[int] | None, typer.Option(min=1, help="Prompts side by side; repeatable [1, 20].")] = None,

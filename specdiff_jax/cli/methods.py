@@ -67,6 +67,15 @@ def _spiffy(flags: MethodFlags, model: str) -> Method:
     return Spiffy(graph, **{name: value for name, value in given.items() if value is not None})
 
 
+def _specfold(flags: MethodFlags, model: str) -> Method:
+    from specdiff_jax.decode.methods import SpecFold, Spiffy
+
+    spiffy = _spiffy(flags, model)
+    assert isinstance(spiffy, Spiffy)
+    given = {field.name: getattr(spiffy, field.name) for field in fields(spiffy)}
+    return SpecFold(**given) if flags.delta is None else SpecFold(**given, delta=flags.delta)
+
+
 def _own_graph(model: str) -> Path:
     """The draft graph that lies in a model's own folder."""
     from convert.resolve import resolve
@@ -74,7 +83,7 @@ def _own_graph(model: str) -> Path:
     path = resolve(model) / "draft_graph.json"
     if not path.is_file():
         raise InputError(
-            f"method spiffy needs a draft graph, and {model} has none of its own: make one with specdiff calibrate "
+            f"drafts need a draft graph, and {model} has none of its own: make one with specdiff calibrate "
             "and give it with --graph"
         )
     return path
@@ -84,6 +93,7 @@ METHODS: dict[str, _Entry] = {
     "autoregressive": _Entry(frozenset(), _autoregressive),
     "vanilla": _Entry(frozenset({"threshold", "block_size", "force"}), _vanilla),
     "spiffy": _Entry(frozenset({"graph", "budget", "threshold", "force"}), _spiffy),
+    "specfold": _Entry(frozenset({"graph", "budget", "threshold", "force", "delta"}), _specfold),
 }
 
 

@@ -202,7 +202,7 @@ def _generation(model: Model, prompt: Prompt, prompt_tokens: int, batch: BatchRe
         tokens_per_forward=count / forwards if forwards else None,
         accepted_drafts=int(batch.accepted_drafts[row]),
         acceptance_length=(count - 1) / verifications if verifications else None,
-        fold_ratio=None,
+        fold_ratio=_fold_ratio(batch, row),
         seconds=batch.seconds,
         tokens_per_second=count / batch.seconds,
         stop="eos" if new[-1] in model.stop_ids else "length",
@@ -210,6 +210,13 @@ def _generation(model: Model, prompt: Prompt, prompt_tokens: int, batch: BatchRe
         draft_hits=None if batch.hits is None else tuple(batch.hits[row].tolist()),
         fold_parent_hits=None if batch.fold_parent_hits is None else tuple(batch.fold_parent_hits[row].tolist()),
     )
+
+
+def _fold_ratio(batch: BatchResult, row: int) -> float | None:
+    """Folded child rows over child rows; None where nothing folds or nothing was drafted."""
+    if batch.child_rows is None or batch.folded_rows is None or not batch.child_rows[row]:
+        return None
+    return float(batch.folded_rows[row] / batch.child_rows[row])
 
 
 class _BatchStream:

@@ -53,6 +53,8 @@ class BatchResult:
         verifications: verifications of each row; None where no drafter runs.
         hits: how often each node of the draft graph was accepted (batch, nodes); None where there is none.
         fold_parent_hits: how often of that right after its fold parent.
+        child_rows: rows of drafts of each batch row, over all layers; None unless rows are folded.
+        folded_rows: those of them that were folded.
     """
 
     tokens: np.ndarray
@@ -64,6 +66,8 @@ class BatchResult:
     verifications: np.ndarray | None = None
     hits: np.ndarray | None = None
     fold_parent_hits: np.ndarray | None = None
+    child_rows: np.ndarray | None = None
+    folded_rows: np.ndarray | None = None
 
 
 def run_loop(

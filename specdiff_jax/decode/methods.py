@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 
 from specdiff_jax.block_spec import BlockSpec, block_spec
 from specdiff_jax.config import ModelConfig
 from specdiff_jax.draft_graph import DraftGraph
 from specdiff_jax.errors import InputError
+from specdiff_jax.model.branches import FoldedAttention
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,37 @@ class Spiffy:
         return Vanilla(self.threshold, sub_block=self.sub_block)
 
 
-Method = Autoregressive | Vanilla | LinearSpeculation | Spiffy
+@dataclass(frozen=True)
+class SpecFold(Spiffy):
+    """Spiffy, where rows of drafts that hardly differ from their parent's are folded: faster, and an approximation.
+
+    The main state and the commits are always computed whole, so that a fold shows only in which drafts are accepted.
+    In exact mode drafts are verified one at a time, where there is nothing to fold into.
+
+    Attributes:
+        delta: a row is folded where |h - h_parent| <= delta |h_parent|; below 0 none is.
+        attention: of folded rows: "split", attention to the cache as the source computed it and to the own block
+            directly; or "correct", the paper's removal and addition of what differs from the source.
+        buckets: the rows of a layer are computed in the smallest of so many equal parts of all rows that holds them; 1
+            computes all places.
+
+    Raises:
+        InputError: a setting is out of range.
+    """
+
+    delta: float = 0.1
+    attention: FoldedAttention = "split"
+    buckets: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if math.isnan(self.delta):
+            raise InputError("delta must be a number, not nan")
+        if self.buckets < 1:
+            raise InputError(f"buckets must be at least 1, not {self.buckets}")
+
+
+Method = Autoregressive | Vanilla | LinearSpeculation | Spiffy | SpecFold
 
 
 def denoising_spec(config: ModelConfig, method: Vanilla) -> BlockSpec:

@@ -31,11 +31,13 @@ from specdiff_jax.decode.block_diffusion import (
 )
 from specdiff_jax.decode.denoise import accept
 from specdiff_jax.decode.drafting import Drafts, GraphTables, draft, graph_tables, no_drafts
+from specdiff_jax.decode.folding import FoldSettings, capacities_of, folded_rows, folding_of
 from specdiff_jax.decode.loop import BatchResult, OnTokens, run_loop, while_undone
-from specdiff_jax.decode.methods import Spiffy, denoising_spec
+from specdiff_jax.decode.methods import SpecFold, Spiffy, denoising_spec
 from specdiff_jax.decode.requests import Requests, power_of_two
 from specdiff_jax.decode.verdict import Verdict, judge, judge_greedily
 from specdiff_jax.loading import Model
+from specdiff_jax.model.branches import Folding
 from specdiff_jax.model.cache import KVCache, write
 from specdiff_jax.model.decoder import Decoder
 from specdiff_jax.parallel import cache_sharding
@@ -52,6 +54,8 @@ class SpiffyState(BlockState):
         accepted: drafts whose distribution was used.
         hits: how often each node of the graph was accepted.
         fold_parent_hits: how often of that right after its fold parent.
+        child_rows: rows of drafts that were verified, over all layers.
+        folded_rows: those of them that were folded.
     """
 
     drafts: Drafts
@@ -59,6 +63,8 @@ class SpiffyState(BlockState):
     accepted: Int[Array, " batch"]
     hits: Int[Array, "batch nodes"]
     fold_parent_hits: Int[Array, "batch nodes"]
+    child_rows: Int[Array, " batch"]
+    folded_rows: Int[Array, " batch"]
 
 
 class Evaluated(NamedTuple):
@@ -68,11 +74,13 @@ class Evaluated(NamedTuple):
         verdicts: distributions of every branch, [batch, branches, slots, ...].
         keys: of every branch's rows, one array a layer.
         values: of every branch's rows, one array a layer.
+        folded_rows: rows of drafts that were folded, over all layers.
     """
 
     verdicts: Verdict
     keys: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
     values: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
+    folded_rows: Int[Array, " batch"]
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,7 @@ class Plan:
         budget: drafts of an iteration.
         adopt: whether the forward of a complete draft stands for the commit.
         serial: whether branches run one after the other, each in the shape that vanilla decoding has.
+        fold: how rows are folded; None computes every row.
     """
 
     spec: BlockSpec
@@ -92,6 +101,7 @@ class Plan:
     budget: int
     adopt: bool
     serial: bool
+    fold: FoldSettings | None = None
 
 
 def iterate(
@@ -104,6 +114,7 @@ def iterate(
     moves = ~state.done
     committed = passed.committed & moves
     cache = _with_branch(state.cache, evaluated, passed.branch)
+    child_rows = jnp.sum(state.drafts.valid, axis=1) * spec.block_size * model.config.num_layers
     moved = dataclasses.replace(
         state,
         cache=cache,
@@ -113,6 +124,8 @@ def iterate(
         accepted=state.accepted + jnp.where(moves, passed.accepted, 0),
         hits=state.hits + jnp.where(moves[:, None], passed.hits, 0),
         fold_parent_hits=state.fold_parent_hits + jnp.where(moves[:, None], passed.fold_parent_hits, 0),
+        child_rows=state.child_rows + jnp.where(moves, child_rows, 0),
+        folded_rows=state.folded_rows + jnp.where(moves, evaluated.folded_rows, 0),
     )
     recorded = record(moved, requests, spec)
     begun = dataclasses.replace(
@@ -196,34 +209,46 @@ def follow(
 
 def evaluate(model: Decoder, state: SpiffyState, requests: Requests, plan: Plan) -> Evaluated:
     """Run main and the drafts; main alone where no row has a draft."""
-    run = _one_by_one if plan.serial else _side_by_side
     blocks = jnp.concatenate([state.block[:, None], state.drafts.blocks], axis=1)
     levels = plan.tables.levels[state.drafts.nodes]
     steps = state.vanilla_steps[:, None] + 1 + jnp.pad(levels, ((0, 0), (1, 0)))
 
+    def run(branches: int, folding: Folding | None) -> Evaluated:
+        given = model, state.cache, blocks[:, :branches], steps[:, :branches], requests, plan
+        return _one_by_one(*given) if plan.serial else _side_by_side(*given, folding)
+
     def with_drafts() -> Evaluated:
-        return run(model, state.cache, blocks, steps, requests, plan)
+        if plan.fold is None:
+            return run(1 + plan.budget, None)
+        drafts = state.drafts._replace(valid=state.drafts.valid & ~state.done[:, None])
+        return run(1 + plan.budget, folding_of(blocks, drafts, plan.spec, plan.tables, plan.fold))
 
     def alone() -> Evaluated:
-        main = run(model, state.cache, blocks[:, :1], steps[:, :1], requests, plan)
+        main = run(1, None)
 
         def widened(array: Array, axis: int) -> Array:
             return jnp.repeat(array, 1 + plan.budget, axis=axis)
 
         verdicts = Verdict(*(widened(array, 1) for array in main.verdicts))
         keys, values = jax.tree.map(lambda array: widened(array, 2), (main.keys, main.values))
-        return Evaluated(verdicts, keys, values)
+        return Evaluated(verdicts, keys, values, main.folded_rows)
 
     return jax.lax.cond(jnp.any(state.drafts.valid & ~state.done[:, None]), with_drafts, alone)
 
 
 def _side_by_side(
-    model: Decoder, cache: KVCache, blocks: Array, steps: Array, requests: Requests, plan: Plan
+    model: Decoder,
+    cache: KVCache,
+    blocks: Array,
+    steps: Array,
+    requests: Requests,
+    plan: Plan,
+    folding: Folding | None,
 ) -> Evaluated:
     """All branches in one forward."""
     spec = plan.spec
-    visible = jax.vmap(lambda block: _visible(block, spec), in_axes=1, out_axes=1)(blocks)
-    output = model.branches(blocks, cache, visible)
+    visible = jax.vmap(lambda block: seen_slots(block, spec), in_axes=1, out_axes=1)(blocks)
+    output = model.branches(blocks, cache, visible, folding)
     rows = rows_of_slots(output.hidden, spec)
     if requests.sampling.kind == "greedy":
         verdicts = judge_greedily(model, rows, spec, plan.tables.ranks)
@@ -236,7 +261,10 @@ def _side_by_side(
             (jnp.swapaxes(rows, 0, 1), jnp.swapaxes(steps, 0, 1)),
         )
         verdicts = jax.tree.map(lambda array: jnp.swapaxes(array, 0, 1), verdicts)
-    return Evaluated(verdicts, output.keys, output.values)
+    folded = jnp.zeros_like(cache.lengths)
+    if folding is not None:
+        folded = folded_rows(output.reports, ~folding.idle[:, 1:])
+    return Evaluated(verdicts, output.keys, output.values, folded)
 
 
 def _one_by_one(
@@ -247,7 +275,7 @@ def _one_by_one(
 
     def one(given: tuple[Array, Array]) -> tuple[Verdict, tuple[Array, ...], tuple[Array, ...]]:
         block, step = given
-        output = model(block, cache, visible=lengths[:, None] + _visible(block, spec))
+        output = model(block, cache, visible=lengths[:, None] + seen_slots(block, spec))
         assert output.cache is not None
         verdict = judge(
             model.logits(rows_of_slots(output.hidden, spec)),
@@ -266,10 +294,10 @@ def _one_by_one(
     verdicts, keys, values = jax.lax.map(one, (jnp.swapaxes(blocks, 0, 1), jnp.swapaxes(steps, 0, 1)))
     verdicts = jax.tree.map(lambda array: jnp.swapaxes(array, 0, 1), verdicts)
     keys, values = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 2), (keys, values))
-    return Evaluated(verdicts, keys, values)
+    return Evaluated(verdicts, keys, values, jnp.zeros_like(lengths))
 
 
-def _visible(block: Int[Array, "batch slots"], spec: BlockSpec) -> Int[Array, "batch slots"]:
+def seen_slots(block: Int[Array, "batch slots"], spec: BlockSpec) -> Int[Array, "batch slots"]:
     """How many slots of the block each of its rows sees: all, or in a causal commit those up to its own."""
     everything = jnp.full(block.shape, spec.block_size, jnp.int32)
     if not spec.causal:
@@ -298,6 +326,28 @@ def _with_branch(cache: KVCache, evaluated: Evaluated, branch: Int[Array, " batc
     )
 
 
+def without_drafts(state: BlockState, budget: int, nodes: int) -> SpiffyState:
+    """The carry after the prefill.
+
+    Args:
+        state: where vanilla decoding begins.
+        budget: drafts of an iteration.
+        nodes: of the draft graph.
+    """
+    zeros = jnp.zeros_like(state.steps)
+    none_hit = jnp.zeros((zeros.size, nodes), jnp.int32)
+    return SpiffyState(
+        **{field.name: getattr(state, field.name) for field in dataclasses.fields(state)},
+        drafts=no_drafts(state.block, budget),
+        vanilla_steps=zeros,
+        accepted=zeros,
+        hits=none_hit,
+        fold_parent_hits=none_hit,
+        child_rows=zeros,
+        folded_rows=zeros,
+    )
+
+
 def run(
     model: Model,
     requests: Requests,
@@ -311,6 +361,7 @@ def run(
     spec = denoising_spec(model.config, method.baseline)
     nodes = method.graph.budget
     budget, adopt = method.budget or nodes, method.adopt
+    folds = method if isinstance(method, SpecFold) else None
     tables = graph_tables(method.graph)
     room = power_of_two(limit)
     capacity = requests.prompts.shape[1] + room + spec.block_size
@@ -318,26 +369,27 @@ def run(
 
     def start(decoder: Decoder, asked: Requests, *_: Any) -> SpiffyState:
         state = begin(decoder, asked, spec, capacity=capacity, room=room, sharding=sharding)
-        zeros = jnp.zeros_like(state.steps)
-        none_hit = jnp.zeros((zeros.size, nodes), jnp.int32)
-        return SpiffyState(
-            **{field.name: getattr(state, field.name) for field in dataclasses.fields(state)},
-            drafts=no_drafts(state.block, budget),
-            vanilla_steps=zeros,
-            accepted=zeros,
-            hits=none_hit,
-            fold_parent_hits=none_hit,
-        )
+        return without_drafts(state, budget, nodes)
+
+    capacities = capacities_of((1 + budget) * spec.block_size, folds.buckets) if folds else ()
 
     def go_on(
-        decoder: Decoder, state: SpiffyState, asked: Requests, steps: Array, threshold: Array, tables: GraphTables
+        decoder: Decoder,
+        state: SpiffyState,
+        asked: Requests,
+        steps: Array,
+        threshold: Array,
+        tables: GraphTables,
+        delta: Array,
     ) -> SpiffyState:
-        plan = Plan(spec, tables, budget, adopt, serial)
+        fold = FoldSettings(delta, capacities, folds.attention) if folds else None
+        plan = Plan(spec, tables, budget, adopt, serial, fold)
         return while_undone(lambda current: iterate(decoder, current, asked, threshold, plan), state, steps)
 
-    key = ("spiffy", tables.positions.shape, tables.depth, tables.ranks, spec, budget, adopt, serial, room)
-    threshold = jnp.float32(method.threshold)
-    state, seconds = run_loop(model, key, start, go_on, requests, threshold, tables, on_tokens=on_tokens)
+    sizes = tables.positions.shape, tables.depth, tables.ranks
+    key = ("spiffy", sizes, spec, budget, adopt, serial, room, capacities, folds.attention if folds else None)
+    settings = jnp.float32(method.threshold), tables, jnp.float32(folds.delta if folds else 0)
+    state, seconds = run_loop(model, key, start, go_on, requests, *settings, on_tokens=on_tokens)
     return BatchResult(
         tokens=np.asarray(state.generated),
         counts=np.asarray(state.counts),
@@ -347,4 +399,6 @@ def run(
         accepted_drafts=np.asarray(state.accepted),
         hits=np.asarray(state.hits),
         fold_parent_hits=np.asarray(state.fold_parent_hits),
+        child_rows=np.asarray(state.child_rows) if folds else None,
+        folded_rows=np.asarray(state.folded_rows) if folds else None,
     )

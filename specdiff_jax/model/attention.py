@@ -10,11 +10,12 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.contraction import contract
 from pallas_kernels.decode_attention import HeadNorm, decode_attention, supports
 from pallas_kernels.implementation import Implementation
 from specdiff_jax.config import ModelConfig
 from specdiff_jax.model.cache import write
-from specdiff_jax.model.layers import contract, normal_param, normalize
+from specdiff_jax.model.layers import normal_param, normalize
 from specdiff_jax.model.rotary import RotaryTable, rotate
 
 LayerCache = tuple[Array, Array]
@@ -31,16 +32,12 @@ class Rows(NamedTuple):
     Attributes:
         rotary: their angles.
         starts: tokens that stand before the first row of each batch row.
-        visible: which keys each row sees; None is causal (position + 1). With branches, how many rows of its own
-            branch each row sees, beside all that is cached.
-        branches: several continuations of the same cache, side by side, each of which sees itself alone; None where the
-            rows are one text.
+        visible: which keys each row sees; None is causal (position + 1).
     """
 
     rotary: RotaryTable
     starts: Int[Array, " batch"]
     visible: Visible | None
-    branches: int | None = None
 
 
 def attend(
@@ -61,61 +58,6 @@ def attend(
     seen = visible[:, None, :, None, :]
     weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
     return contract("bksgt,bktd->bskgd", weights.astype(values.dtype), values)
-
-
-def attend_branches(
-    queries: Float[Array, "batch rows kv_heads group head_dim"],
-    cached: LayerCache,
-    lengths: Int[Array, " batch"],
-    keys: Float[Array, "batch kv_heads rows head_dim"],
-    values: Float[Array, "batch kv_heads rows head_dim"],
-    visible: Int[Array, "batch rows"],
-    branches: int,
-) -> Float[Array, "batch rows kv_heads group head_dim"]:
-    """Attention of several branches, side by side, to what is cached and each to itself.
-
-    Args:
-        queries: of all branches, one after the other.
-        cached: keys and values that all branches share.
-        lengths: how many of them are valid.
-        keys: of the rows themselves.
-        values: of the rows themselves.
-        visible: how many rows of its own branch each row sees.
-        branches: number of branches, which are equally long.
-
-    Scores and softmax are in float32.
-    """
-    batch, rows, kv_heads, group, size = queries.shape
-    slots, scale = rows // branches, size**-0.5
-    cached_keys, cached_values = cached
-    own = (batch, kv_heads, branches, slots, size)
-    before = contract("bskgd,bktd->bksgt", queries, cached_keys, jnp.float32) * scale
-    within = contract(
-        "bxskgd,bkxtd->bkxsgt",
-        queries.reshape(batch, branches, slots, kv_heads, group, size),
-        keys.reshape(own),
-        jnp.float32,
-    ).reshape(batch, kv_heads, rows, group, slots)
-    seen_before = jnp.arange(cached_keys.shape[2]) < lengths[:, None]
-    seen_within = jnp.arange(slots) < visible[:, :, None]
-    scores = jnp.concatenate(
-        [
-            jnp.where(seen_before[:, None, None, None, :], before, -jnp.inf),
-            jnp.where(seen_within[:, None, :, None, :], within * scale, -jnp.inf),
-        ],
-        axis=-1,
-    )
-    weights = jax.nn.softmax(scores, axis=-1).astype(values.dtype)
-    of_before, of_within = jnp.split(weights, [cached_keys.shape[2]], axis=-1)
-    # Rows are moved afterwards: XLA for CPUs has no bfloat16 product with a float32 result that moves them itself.
-    mixed = contract("bksgt,bktd->bksgd", of_before, cached_values, jnp.float32).swapaxes(1, 2)
-    mixed_within = contract(
-        "bkxsgt,bkxtd->bxskgd",
-        of_within.reshape(batch, kv_heads, branches, slots, group, slots),
-        values.reshape(own),
-        jnp.float32,
-    )
-    return (mixed + mixed_within.reshape(mixed.shape)).astype(values.dtype)
 
 
 def flash_attend(
@@ -186,38 +128,53 @@ class Attention(nnx.Module):
     ) -> tuple[Float[Array, "batch rows hidden"], LayerCache]:
         """Attention output and the layer's (keys, values) with the new rows in them.
 
-        Without a cache the new rows are the only keys. With branches the cache is not written, and the new rows' own
-        keys and values come back instead.
+        Without a cache the new rows are the only keys.
         """
-        projected = contract("bsh,oh->bso", x, self.qkv[...])
-        if self.qkv_bias is not None:
-            projected = projected + self.qkv_bias[...]
-        projected = projected.reshape(*x.shape[:2], *self.per_kv_head)
+        projected = self._projected(x)
         one_causal_row = x.shape[1] == 1 and rows.visible is None
         if self.decode_kernel and one_causal_row and cached is not None:
             mixed, cached = self._decode(projected, rows, cached)
         else:
             mixed, cached = self._attend(projected, rows, cached)
-        out = contract("bso,ho->bsh", mixed.reshape(*x.shape[:2], -1), self.out[...])
-        if self.out_bias is not None:
-            out = out + self.out_bias[...]
-        return out, cached
+        return self.project_out(mixed), cached
 
-    def _attend(self, projected: Array, rows: Rows, cached: LayerCache | None) -> tuple[Array, LayerCache]:
-        """Any number of rows, any visibility, in plain JAX."""
+    def project(
+        self, x: Float[Array, "batch rows hidden"], rotary: RotaryTable
+    ) -> tuple[
+        Float[Array, "batch rows kv_heads group head_dim"],
+        Float[Array, "batch rows kv_heads head_dim"],
+        Float[Array, "batch rows kv_heads head_dim"],
+    ]:
+        """Queries, keys and values of some rows, normed and rotated."""
+        return self._rotated(self._projected(x), rotary)
+
+    def project_out(
+        self, mixed: Float[Array, "batch rows kv_heads group head_dim"]
+    ) -> Float[Array, "batch rows hidden"]:
+        """From mixed values to the residual stream."""
+        out = contract("bso,ho->bsh", mixed.reshape(*mixed.shape[:2], -1), self.out[...])
+        return out if self.out_bias is None else out + self.out_bias[...]
+
+    def _projected(self, x: Array) -> Array:
+        projected = contract("bsh,oh->bso", x, self.qkv[...])
+        if self.qkv_bias is not None:
+            projected = projected + self.qkv_bias[...]
+        return projected.reshape(*x.shape[:2], *self.per_kv_head)
+
+    def _rotated(self, projected: Array, rotary: RotaryTable) -> tuple[Array, Array, Array]:
         rotated, values = projected[..., :-1, :], projected[..., -1, :]
         if self.qk_norm is not None:
             rotated = self.qk_norm(rotated)
-        rotated = rotate(rotated, rows.rotary)  # queries and their key in one pass: small steps are bound by launches
+        rotated = rotate(rotated, rotary)  # queries and their key in one pass: small steps are bound by launches
         queries, keys = rotated[..., :-1, :], rotated[..., -1, :]
-        if rows.rotary.query_scale is not None:
-            queries = (queries * rows.rotary.query_scale[..., None, None, None]).astype(projected.dtype)
+        if rotary.query_scale is not None:
+            queries = (queries * rotary.query_scale[..., None, None, None]).astype(projected.dtype)
+        return queries, keys, values
+
+    def _attend(self, projected: Array, rows: Rows, cached: LayerCache | None) -> tuple[Array, LayerCache]:
+        """Any number of rows, any visibility, in plain JAX."""
+        queries, keys, values = self._rotated(projected, rows.rotary)
         keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
-        if rows.branches is not None:
-            assert cached is not None
-            assert rows.visible is not None
-            mixed = attend_branches(queries, cached, rows.starts, keys, values, rows.visible, rows.branches)
-            return mixed, (keys, values)
         if cached is not None:
             keys, values = write(cached[0], keys, rows.starts), write(cached[1], values, rows.starts)
         visible = rows.visible

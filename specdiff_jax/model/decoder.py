@@ -10,12 +10,14 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.contraction import contract
 from pallas_kernels.implementation import Implementation
 from specdiff_jax.config import ModelConfig
 from specdiff_jax.model.attention import Attention, LayerCache, Rows, Visible
+from specdiff_jax.model.branches import Folding, Layer, LayerReport, Shared, run_layer
 from specdiff_jax.model.cache import KVCache
 from specdiff_jax.model.feed_forward import FeedForward, SparseFeedForward
-from specdiff_jax.model.layers import RMSNorm, contract, lookup, normal_param
+from specdiff_jax.model.layers import RMSNorm, lookup, normal_param
 from specdiff_jax.model.rotary import rotary_table
 
 
@@ -39,13 +41,15 @@ class BranchOutput(NamedTuple):
 
     Attributes:
         hidden: rows after the final norm, ready for `Decoder.logits`.
-        keys: of the rows themselves, one array a layer; the cache is as it was.
-        values: of the rows themselves, one array a layer.
+        keys: that each branch reads for its own slots, one array a layer; the cache is as it was.
+        values: that each branch reads for its own slots, one array a layer.
+        reports: what each layer tells of its folding; none where every row was computed.
     """
 
     hidden: Float[Array, "batch branches slots hidden"]
     keys: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
     values: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
+    reports: tuple[LayerReport, ...]
 
 
 class DecoderLayer(nnx.Module):
@@ -117,7 +121,11 @@ class Decoder(nnx.Module):
         return DecoderOutput(self.norm(x), written, tuple(streams[tap] for tap in taps))
 
     def branches(
-        self, tokens: Int[Array, "batch branches slots"], cache: KVCache, visible: Int[Array, "batch branches slots"]
+        self,
+        tokens: Int[Array, "batch branches slots"],
+        cache: KVCache,
+        visible: Int[Array, "batch branches slots"],
+        folding: Folding | None = None,
     ) -> BranchOutput:
         """Run several continuations of each batch row's cached tokens in one forward.
 
@@ -125,17 +133,24 @@ class Decoder(nnx.Module):
             tokens: ids; every branch begins behind the cached tokens and sees them all, and of the others nothing.
             cache: keys and values so far; it is read alone.
             visible: how many slots of its own branch, counted from its first, each row sees.
+            folding: what may be folded; None computes every row.
         """
-        batch, branches, slots = tokens.shape
-        positions = jnp.tile(cache.lengths[:, None] + jnp.arange(slots, dtype=jnp.int32), (1, branches))
-        rows = Rows(rotary_table(self.config.rotary, positions), cache.lengths, visible.reshape(batch, -1), branches)
-        x, _, keys, values = self._run(tokens.reshape(batch, -1), rows, cache)
-
-        def apart(array: Array) -> Array:
-            return array.reshape(*array.shape[:2], branches, slots, -1)
-
-        hidden = self.norm(x).reshape(batch, branches, slots, -1)
-        return BranchOutput(hidden, tuple(map(apart, keys)), tuple(map(apart, values)))
+        slots = jnp.arange(tokens.shape[2], dtype=jnp.int32)
+        rotary = rotary_table(self.config.rotary, cache.lengths[:, None] + slots)
+        shared = Shared(rotary, cache.lengths, slots < visible[..., None], folding)
+        hidden = lookup(self.embedding[...], tokens)
+        results = []
+        for index, layer in enumerate(self.layers):
+            parts = Layer(layer.attention_norm, layer.attention, layer.feed_forward_norm, layer.feed_forward)
+            result = run_layer(parts, hidden, (cache.keys[index], cache.values[index]), shared, index == 0)
+            hidden = result.hidden
+            results.append(result)
+        return BranchOutput(
+            self.norm(hidden),
+            tuple(jnp.moveaxis(result.keys, 3, 1) for result in results),
+            tuple(jnp.moveaxis(result.values, 3, 1) for result in results),
+            tuple(result.report for result in results if result.report is not None),
+        )
 
     def _run(
         self, tokens: Int[Array, "batch rows"], rows: Rows, cache: KVCache | None

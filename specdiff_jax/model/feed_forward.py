@@ -8,8 +8,9 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.contraction import contract
 from specdiff_jax.config import ModelConfig
-from specdiff_jax.model.layers import contract, normal_param
+from specdiff_jax.model.layers import normal_param
 
 
 class FeedForward(nnx.Module):

@@ -13,7 +13,6 @@ from flax import nnx
 from random_decoder import CONFIGS, RandomDecoder, random_decoder
 
 from specdiff_jax.model import KVCache, empty_cache
-from specdiff_jax.model.attention import attend_branches
 from specdiff_jax.model.decoder import BranchOutput
 
 TOLERANCE = 1e-5
@@ -102,24 +101,6 @@ def test_each_branch_equals_the_ordinary_forward(name: str) -> None:
                 np.testing.assert_allclose(
                     ours[row, :, branch], written[row, :, length : length + SLOTS], atol=TOLERANCE
                 )
-
-
-def test_bfloat16_of_several_texts() -> None:
-    """Sums are float32, so that only the roundings of the arguments and of the softmax count."""
-    shapes = [(3, 64, 2, 2, 16), (3, 2, 64, 16), (3, 2, 64, 16), (3, 2, 64, 16), (3, 2, 64, 16)]
-    queries, cached_keys, cached_values, keys, values = (
-        jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.bfloat16) for seed, shape in enumerate(shapes)
-    )
-    lengths, visible = jnp.array([9, 64, 0]), jnp.full((3, 64), 32)
-
-    def attended(dtype: jnp.dtype) -> np.ndarray:
-        given = [array.astype(dtype) for array in (queries, cached_keys, cached_values, keys, values)]
-        mixed = jax.jit(attend_branches, static_argnums=6)(
-            given[0], (given[1], given[2]), lengths, *given[3:], visible, 2
-        )
-        return np.asarray(mixed.astype(jnp.float32))
-
-    np.testing.assert_allclose(attended(jnp.bfloat16), attended(jnp.float32), atol=0.03)
 
 
 def test_one_branch_is_enough() -> None:

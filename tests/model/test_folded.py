@@ -1,0 +1,325 @@
+"""Folded forwards against the oracle that works out every row of every branch by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import folded_oracle
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from flax import nnx
+from folded_oracle import Folded, Forest
+from random_decoder import CONFIGS, RandomDecoder, random_decoder
+
+from pallas_kernels.rows import compact
+from specdiff_jax.model import KVCache, branches, empty_cache
+from specdiff_jax.model.branches import FoldedAttention, Folding
+from specdiff_jax.model.decoder import BranchOutput
+
+TOLERANCE = 1e-5
+LENGTHS, CAPACITY, SLOTS = (9, 3, 0), 12, 4
+TREE, CHAIN, STAR = [0, 0, 0, 1, 1, 2], [0, 0, 1, 2, 3, 4], [0, 0, 0, 0, 0, 0]
+BRANCHES = len(TREE)
+ROWS = BRANCHES * SLOTS
+Forward = Callable[..., tuple[BranchOutput, jax.Array]]
+UNUSED = 39
+"""A token that is in no text."""
+NEVER, ALWAYS = -1.0, 1e30
+"""Thresholds that fold no row and all that are not forced."""
+GARBAGE = 1e4
+TYPICAL = 0.3
+MODELS = {
+    "biases": replace(CONFIGS["biases"], num_heads=7, num_kv_heads=1, num_layers=3),
+    "head norms, tied": replace(CONFIGS["head norms, tied"], num_heads=12),
+    "query scale": replace(CONFIGS["query scale"], num_kv_heads=1),
+    "experts": replace(CONFIGS["experts"], num_heads=2),
+}
+"""With groups of 7, 6, 4 and 1, and in one of them a layer more, before which a row is folded after a computed one."""
+each_model = pytest.mark.parametrize("name", MODELS)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A batch of forests: what `Folding` and `Decoder.branches` are given, as numpy arrays."""
+
+    tokens: np.ndarray
+    visible: np.ndarray
+    parents: np.ndarray
+    whole: np.ndarray
+    idle: np.ndarray
+
+    @property
+    def fresh(self) -> np.ndarray:
+        """Rows that hold another token than their parent's."""
+        return self.tokens != np.take_along_axis(self.tokens, self.parents[..., None], axis=1)
+
+    def folding(
+        self, delta: float, capacities: tuple[int, ...] = (ROWS,), attention: FoldedAttention = "split"
+    ) -> Folding:
+        arrays = (jnp.array(array) for array in (self.parents, self.fresh, self.whole, self.idle))
+        return Folding(*arrays, jnp.array(delta, jnp.float32), capacities, attention)
+
+    def forest(self, row: int) -> Forest:
+        return Forest(
+            TEXTS[row, : LENGTHS[row]],
+            self.tokens[row],
+            self.visible[row],
+            self.parents[row],
+            self.fresh[row],
+            self.whole[row],
+            self.idle[row],
+        )
+
+    def permuted(self, order: np.ndarray) -> Case:
+        """With the branches in another order, in which parents still stand before their children."""
+        parents = np.argsort(order)[self.parents[:, order]]
+        return Case(self.tokens[:, order], self.visible[:, order], parents, self.whole[:, order], self.idle[:, order])
+
+
+def drafts(generator: np.random.Generator, parents: np.ndarray) -> np.ndarray:
+    """Each branch is its parent but for one or two tokens."""
+    tokens = generator.integers(0, UNUSED, (*parents.shape, SLOTS))
+    for row, branch in np.ndindex(*parents.shape):
+        if branch:
+            changed = generator.permutation(SLOTS)[: 1 + branch % 2]
+            kept = np.setdiff1d(np.arange(SLOTS), changed)
+            tokens[row, branch, kept] = tokens[row, parents[row, branch], kept]
+    return tokens
+
+
+def typical() -> Case:
+    """A tree, a chain and a star, each with branches that are computed whole, and one at whose end nobody reads."""
+    parents = np.array([TREE, CHAIN, STAR])
+    whole, idle = np.zeros(parents.shape, bool), np.zeros(parents.shape, bool)
+    whole[:, 0] = whole[0, 2] = whole[1, 3] = whole[2, 4] = True
+    idle[0, 4] = idle[1, 5] = idle[2, 1] = True
+    whole[0, 4] = True
+    tokens = drafts(np.random.default_rng(4), parents)
+    return Case(tokens, np.full(tokens.shape, SLOTS), parents, whole, idle)
+
+
+TEXTS = np.random.default_rng(3).integers(0, UNUSED, (len(LENGTHS), max(LENGTHS)))
+CASE = typical()
+READ = ~CASE.idle
+NOBODY = np.zeros(CASE.idle.shape, bool)
+
+
+def model_of(name: str) -> RandomDecoder:
+    return random_decoder(MODELS[name])
+
+
+@cache
+def cache_of(name: str) -> KVCache:
+    """What the oracle makes of each batch row's text, and garbage behind it."""
+    model = model_of(name)
+    empty = empty_cache(model.config, len(LENGTHS), CAPACITY, jnp.float32)
+    keys, values = ([np.full(array.shape, GARBAGE, np.float32) for array in kind] for kind in (empty.keys, empty.values))
+    for row, length in enumerate(LENGTHS):
+        for layer, tables in enumerate(folded_oracle.read_text(model.tensors, model.settings, TEXTS[row, :length])):
+            for position, (key, value) in enumerate(tables):
+                keys[layer][row, :, position], values[layer][row, :, position] = key, value
+    return KVCache(tuple(map(jnp.array, keys)), tuple(map(jnp.array, values)), jnp.array(LENGTHS))
+
+
+def forward(
+    graphdef: nnx.GraphDef,
+    params: nnx.State,
+    tokens: jax.Array,
+    cache: KVCache,
+    visible: jax.Array,
+    folding: Folding | None,
+) -> tuple[BranchOutput, jax.Array]:
+    decoder = nnx.merge(graphdef, params)
+    output = decoder.branches(tokens, cache, visible, folding)
+    return output, decoder.logits(output.hidden)
+
+
+compiled = jax.jit(forward, static_argnums=0)
+
+
+def run(
+    name: str, case: Case, folding: Folding | None, params: nnx.State | None = None, forward: Forward = compiled
+) -> tuple[BranchOutput, np.ndarray]:
+    model = model_of(name)
+    output, logits = forward(
+        model.graphdef, params or model.params, case.tokens, cache_of(name), case.visible, folding
+    )
+    return output, np.asarray(logits)
+
+
+def truth(name: str, case: Case, delta: float) -> list[Folded]:
+    """The oracle's result for each batch row."""
+    model = model_of(name)
+    return [folded_oracle.forward(model.tensors, model.settings, case.forest(row), delta) for row in range(len(LENGTHS))]
+
+
+def clear_truth(name: str, case: Case, target: float) -> tuple[float, list[Folded]]:
+    """A threshold near the target that no residual comes close to, so that rounding decides nothing; and the truth."""
+    for delta in target * np.linspace(1, 1.5, 51):
+        results = truth(name, case, delta)
+        apart = [np.abs(of.residual[:, ~case.idle[row]] - delta) for row, of in enumerate(results)]
+        if min(map(np.min, apart)) > 1e-3 * delta:
+            return float(delta), results
+    raise AssertionError(f"every threshold from {target} on is near a residual")
+
+
+def assert_agrees(output: BranchOutput, logits: np.ndarray, case: Case, results: list[Folded]) -> None:
+    """That whatever somebody reads is as the oracle has it."""
+    for row, expected in enumerate(results):
+        read = ~case.idle[row]
+        for layer, report in enumerate(output.reports):
+            np.testing.assert_array_equal(report.recomputed[row], expected.recomputed[layer])
+            np.testing.assert_allclose(
+                report.residual[row, read], expected.residual[layer, read], rtol=1e-4, atol=TOLERANCE
+            )
+            for ours, theirs in ((output.keys, expected.keys), (output.values, expected.values)):
+                heads_last = np.moveaxis(np.asarray(ours[layer][row]), 0, 2)
+                np.testing.assert_allclose(heads_last[read], theirs[layer, read], atol=TOLERANCE)
+        np.testing.assert_allclose(logits[row, read], expected.logits[read], atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("target", [0.1, TYPICAL, 0.6, ALWAYS])
+@each_model
+def test_folded_forwards(name: str, target: float) -> None:
+    """Also with a threshold that folds whatever is not forced: the results are finite and the oracle's."""
+    delta, results = clear_truth(name, CASE, target)
+    output, logits = run(name, CASE, CASE.folding(delta))
+    assert_agrees(output, logits, CASE, results)
+    assert np.isfinite(logits).all()
+    assert all((report.surviving == 1).all() for report in output.reports)
+
+
+@pytest.mark.parametrize("target", [TYPICAL, ALWAYS])
+def test_the_correction_agrees(target: float) -> None:
+    delta, results = clear_truth("biases", CASE, target)
+    output, logits = run("biases", CASE, CASE.folding(delta, attention="correct"))
+    assert_agrees(output, logits, CASE, results)
+    for report in output.reports:
+        assert (report.surviving[report.recomputed] == 1).all()
+        assert (report.surviving[~report.recomputed] < 1).any()
+
+
+def test_rows_are_folded_layer_by_layer() -> None:
+    """One that was computed may be folded in the next layer, and one that was folded be computed."""
+    _, results = clear_truth("biases", CASE, TYPICAL)
+    first, second, third = np.array([of.recomputed for of in results]).swapaxes(0, 1)
+    assert (first & ~second).any()
+    assert (~first & second).any() or (~second & third).any()
+
+
+@pytest.mark.parametrize("attention", ["split", "correct"])
+def test_without_folding_it_is_the_dense_forward(attention: FoldedAttention) -> None:
+    """Bit for bit, since the shapes are equal."""
+    case = replace(CASE, idle=NOBODY)
+    dense, expected = run("biases", case, None)
+    output, logits = run("biases", case, case.folding(NEVER, attention=attention))
+    np.testing.assert_array_equal(logits, expected)
+    for ours, theirs in zip((*output.keys, *output.values), (*dense.keys, *dense.values), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    assert dense.reports == ()
+    assert all(report.recomputed.all() for report in output.reports)
+
+
+@each_model
+def test_a_threshold_of_zero_is_not_dense(name: str) -> None:
+    """Rows with their parents' tokens are folded in the first layer, although they see other tokens than those do."""
+    case = replace(CASE, idle=NOBODY)
+    output, logits = run(name, case, case.folding(0.0))
+    results = truth(name, case, 0.0)
+    assert_agrees(output, logits, case, results)
+    forced = case.fresh | case.whole[..., None]
+    np.testing.assert_array_equal(output.reports[0].recomputed, forced)
+    dense = [of.logits for of in truth(name, case, NEVER)]
+    assert np.abs(logits - dense)[:, 1:].max() > 0.01
+    np.testing.assert_allclose(logits[:, 0], np.array(dense)[:, 0], atol=TOLERANCE)
+
+
+def test_one_branch_is_the_dense_forward() -> None:
+    case = Case(*(array[:, :1] for array in (CASE.tokens, CASE.visible, CASE.parents, CASE.whole, CASE.idle)))
+    _, expected = run("query scale", case, None)
+    output, logits = run("query scale", case, case.folding(ALWAYS, (SLOTS,)))
+    np.testing.assert_array_equal(logits, expected)
+    assert all(report.recomputed.all() for report in output.reports)
+
+
+def test_capacities_change_nothing() -> None:
+    """A layer that fills one, and a layer that has a row too many for another."""
+    delta, results = clear_truth("query scale", CASE, 0.6)
+    first, second = np.array([of.recomputed for of in results]).sum(axis=(2, 3)).max(axis=0).tolist()
+    assert second < first - 1
+    output, logits = run("query scale", CASE, CASE.folding(delta, (second, first - 1, ROWS)))
+    assert_agrees(output, logits, CASE, results)
+
+
+@pytest.mark.parametrize("drafts_too", [True, False], ids=["causal", "a commit beside drafts"])
+def test_rows_may_see_a_part_of_their_branch(drafts_too: bool) -> None:
+    visible = np.broadcast_to(np.arange(1, SLOTS + 1), CASE.visible.shape).copy()
+    if not drafts_too:
+        visible[:, 1:] = SLOTS
+    case = replace(CASE, visible=visible)
+    delta, results = clear_truth("query scale", case, TYPICAL)
+    output, logits = run("query scale", case, case.folding(delta))
+    assert_agrees(output, logits, case, results)
+    assert np.abs(logits - run("query scale", CASE, CASE.folding(delta))[1]).max() > 0.01
+
+
+def test_siblings_may_stand_in_any_order() -> None:
+    order = np.array([0, 2, 1, 5, 4, 3])
+    case = replace(CASE, parents=np.array([TREE, STAR, TREE]))
+    delta, _ = clear_truth("query scale", case, 0.6)
+    output, logits = run("query scale", case, case.folding(delta))
+    permuted = case.permuted(order)
+    permuted_output, permuted_logits = run("query scale", permuted, permuted.folding(delta))
+    np.testing.assert_allclose(permuted_logits, logits[:, order], atol=1e-6)
+    for ours, theirs in zip(permuted_output.reports, output.reports, strict=True):
+        np.testing.assert_array_equal(ours.recomputed, theirs.recomputed[:, order])
+
+
+def test_idle_branches_change_nothing() -> None:
+    """Whatever they hold, and as if they were read."""
+    name, busy = "query scale", replace(CASE, idle=NOBODY)
+    delta, results = clear_truth(name, busy, 0.6)
+    output, logits = run(name, CASE, CASE.folding(delta))
+    for row, of in enumerate(results):
+        np.testing.assert_allclose(logits[row, READ[row]], of.logits[READ[row]], atol=TOLERANCE)
+    assert not any(report.recomputed[CASE.idle].any() for report in output.reports)
+
+    def spoilt(path: jax.tree_util.KeyPath, leaf: jax.Array) -> jax.Array:
+        return leaf.at[UNUSED].set(jnp.nan) if "embedding" in jax.tree_util.keystr(path) else leaf
+
+    params = jax.tree_util.tree_map_with_path(spoilt, model_of(name).params)
+    other = replace(CASE, tokens=np.where(CASE.idle[..., None], UNUSED, CASE.tokens))
+    _, beside_nan = run(name, other, CASE.folding(delta), params)
+    assert np.isnan(beside_nan[CASE.idle]).all()
+    np.testing.assert_array_equal(beside_nan[READ], logits[READ])
+
+
+def test_places_without_a_row_are_never_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN there reaches nothing."""
+
+    def poisoned(rows: jax.Array, index: jax.Array) -> jax.Array:
+        table = compact(rows, index)
+        unused = (index == 0).at[:, 0].set(False)
+        return jnp.where(unused.reshape(*unused.shape, *[1] * (table.ndim - 2)), jnp.nan, table)
+
+    name = "experts"
+    delta, results = clear_truth(name, CASE, TYPICAL)
+    monkeypatch.setattr(branches, "compact", poisoned)
+    output, logits = run(name, CASE, CASE.folding(delta), forward=jax.jit(forward, static_argnums=0))
+    assert_agrees(output, logits, CASE, results)
+
+
+@each_model
+def test_the_oracle_is_the_dense_one_where_nothing_is_folded(name: str) -> None:
+    model = model_of(name)
+    for row, folded in enumerate(truth(name, replace(CASE, idle=NOBODY), NEVER)):
+        length = LENGTHS[row]
+        for branch in range(BRANCHES):
+            text = np.concatenate([TEXTS[row, :length], CASE.tokens[row, branch]])
+            dense, _ = model.truth(text, oracle.block_after_prefix(length, SLOTS))
+            np.testing.assert_allclose(folded.logits[branch], dense[length:], atol=1e-12)
