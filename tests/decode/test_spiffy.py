@@ -21,6 +21,7 @@ from diffusion_models import (
     oracle_rules,
     random_prompts,
 )
+from draft_graphs import RICH
 from random_decoder import random_decoder, small_config
 from spiffy_oracle import Node, Speculation
 from workers import run_worker
@@ -41,20 +42,6 @@ LIMIT = 21  # no multiple of the block
 PROMPTS = random_prompts(40, 24)
 SEEDS = list(range(len(PROMPTS)))
 
-# One token, a runner-up, sets, several parents, three levels.
-RICH = DraftGraph(
-    None,
-    (
-        DraftNode(((0, 0),)),
-        DraftNode(((0, 1),)),
-        DraftNode(((1, 0),)),
-        DraftNode(((0, 0), (1, 0))),
-        DraftNode(((0, 0), (1, 0)), (0, 2), 2),
-        DraftNode(((0, 0), (2, 0)), (0,), 0),
-        DraftNode(((0, 0), (1, 0), (2, 0)), (3,), 3),
-        DraftNode(((0, 0), (1, 0), (2, 0)), (4, 5), 5),
-    ),
-)
 ORACLES: dict[str, Callable[..., Speculation]] = {
     "fast_dllm_v2": spiffy_oracle.fast_dllm_v2,
     "fast_dllm_v2 without adoption": partial(spiffy_oracle.fast_dllm_v2, adopt=False),

@@ -169,7 +169,7 @@ def test_a_prefix_of_no_tokens() -> None:
 def test_states_merge_at_any_distance(apart: float) -> None:
     """The scores of one are so much higher; a difference of 200 is more than float32's range of powers."""
     generator = np.random.default_rng(0)
-    scores = generator.normal(size=(2, 6)) + [[0.0], [apart]]
+    scores = generator.normal(size=(2, 6)) + np.array([[0.0], [apart]])
     values = generator.normal(size=(2, 6, HEAD_DIM))
 
     def state(scores: np.ndarray, values: np.ndarray) -> SoftmaxState:
