@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def plot_results(results: Path) -> list[Path]:
     """Draw what each GPU's folder below `results` holds: `verification.png` from `forward.json`, `drafts.png` from
-    `drafts.json`.
+    `drafts.json`, `delta.png` and `budget.png` from `folds.json`.
 
     Returns:
         the files that were written.
@@ -24,7 +24,7 @@ def plot_results(results: Path) -> list[Path]:
         InputError: a result file is damaged.
     """
     written = []
-    for source, name, draw in (("forward", "verification", draw_verification), ("drafts", "drafts", draw_drafts)):
+    for source, name, draw in PICTURES:
         for file in sorted(results.glob(f"*/{source}.json")):
             written += _picture(file, f"{name}.png", draw)
     return written
@@ -32,7 +32,7 @@ def plot_results(results: Path) -> list[Path]:
 
 def draw_verification(axes: Axes, rows: Iterable[Row]) -> None:
     """Time of a forward that verifies drafts densely, over that of a vanilla one (the SpecFold paper's figure 3)."""
-    times: dict[str, dict[int, float]] = {}
+    times: dict[str, dict[float, float]] = {}
     for row in rows:
         rows_of_a_branch = row["settings"]["rows"]
         if row["path"] in ("vanilla", "dense") and rows_of_a_branch > 1 and row["microseconds"]:
@@ -45,7 +45,7 @@ def draw_verification(axes: Axes, rows: Iterable[Row]) -> None:
 
 def draw_drafts(axes: Axes, rows: Iterable[Row]) -> None:
     """Share of vanilla decoding's forwards that drafts save, over their number."""
-    curves: dict[str, dict[int, float]] = {}
+    curves: dict[str, dict[float, float]] = {}
     for row in rows:
         settings = row["settings"]
         if row["method"] == "spiffy":
@@ -56,8 +56,47 @@ def draw_drafts(axes: Axes, rows: Iterable[Row]) -> None:
     axes.set(xlabel="drafts", ylabel="forwards saved (%)", ylim=(0, None))
 
 
-def _line(axes: Axes, name: str, curve: dict[int, float]) -> None:
-    axes.plot(*zip(*sorted(curve.items()), strict=True), marker="o", markersize=4, label=name)
+def draw_delta(axes: Axes, rows: Iterable[Row]) -> None:
+    """Accuracy over delta, and the share of rows that are folded (the SpecFold paper's figure 4)."""
+    for model, points in _curves(rows, "sets", "delta").items():
+        _line(axes, f"{model}, right answers", {delta: 100 * row["accuracy"] for delta, row in points.items()})
+        _line(axes, f"{model}, folded rows", {delta: 100 * row["fold_ratio"] for delta, row in points.items()}, "--")
+    axes.set(xlabel="delta", ylabel="share (%)", ylim=(0, 100))
+
+
+def draw_budget(axes: Axes, rows: Iterable[Row]) -> None:
+    """Speed over the number of drafts, relative to vanilla decoding (the SpecFold paper's figure 5)."""
+    rows = list(rows)
+    speed = {row["model"]: row["tokens_per_second"] for row in rows if row["method"] == "vanilla"}
+    for method, style in (("specfold", "-"), ("spiffy", "--")):
+        usual = [row for row in rows if row["method"] == method and row["settings"].get("delta", 0.1) == 0.1]
+        for model, points in _curves(usual, "sets", "budget").items():
+            curve = {budget: row["tokens_per_second"] / speed[model] for budget, row in points.items()}
+            _line(axes, f"{model}, {method}", curve, style)
+    axes.set(xlabel="drafts", ylabel="tokens/s, relative to vanilla", ylim=(0, None))
+
+
+PICTURES: tuple[tuple[str, str, Callable[[Axes, Iterable[Row]], None]], ...] = (
+    ("forward", "verification", draw_verification),
+    ("drafts", "drafts", draw_drafts),
+    ("folds", "delta", draw_delta),
+    ("folds", "budget", draw_budget),
+)
+"""Which result file each picture is of."""
+
+
+def _curves(rows: Iterable[Row], nodes: str, over: str) -> dict[str, dict[float, Row]]:
+    """By model, the rows of one kind of draft graph that have a setting, by its value, where there are several."""
+    curves: dict[str, dict[float, Row]] = {}
+    for row in rows:
+        settings = row["settings"]
+        if settings.get("nodes") == nodes and over in settings and (over != "delta" or settings["budget"] == 8):
+            curves.setdefault(row["model"], {})[settings[over]] = row
+    return {model: points for model, points in sorted(curves.items()) if len(points) > 1}
+
+
+def _line(axes: Axes, name: str, curve: Mapping[float, float], style: str = "-") -> None:
+    axes.plot(*zip(*sorted(curve.items()), strict=True), style, marker="o", markersize=4, label=name)
 
 
 def _picture(file: Path, name: str, draw: Callable[[Axes, Iterable[Row]], None]) -> list[Path]:

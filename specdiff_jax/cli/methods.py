@@ -83,8 +83,7 @@ def _own_graph(model: str) -> Path:
     path = resolve(model) / "draft_graph.json"
     if not path.is_file():
         raise InputError(
-            f"drafts need a draft graph, and {model} has none of its own: make one with specdiff calibrate "
-            "and give it with --graph"
+            f"{model} has no draft graph of its own: make one with specdiff calibrate and give it with --graph"
         )
     return path
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.environment import Environment
-from bench.plot import draw_drafts, draw_verification
+from bench.plot import draw_budget, draw_delta, draw_drafts, draw_verification
 from bench.results import Row, add_rows
 from specdiff_jax.cli.bench import bench
 
@@ -58,6 +58,32 @@ def test_the_cost_of_verification_is_relative_to_a_vanilla_forward() -> None:
 def test_saved_forwards_are_over_the_number_of_drafts() -> None:
     expected = {"tiny, sets": [(1, 25), (2, 50)], "tiny, one token": [(1, 20)]}
     assert lines(draw_drafts, DRAFTS) == expected
+
+
+def folded(method: str, saved_speed: float, **settings: object) -> Row:
+    known = {"model": "tiny", "task": "all", "method": method, "settings": {"nodes": "sets", "budget": 8, **settings}}
+    return {**known, "accuracy": 0.5, "fold_ratio": 0.75, "tokens_per_second": saved_speed}
+
+
+FOLDS = [
+    {**folded("vanilla", 100.0), "settings": {}},
+    folded("specfold", 150.0, delta=0.1),
+    folded("specfold", 160.0, delta=0.3),
+    folded("specfold", 120.0, delta=0.1, budget=2),
+    folded("spiffy", 80.0),
+    folded("spiffy", 90.0, budget=1),
+    folded("specfold", 170.0, delta=0.1, nodes="chains", budget=7),
+]
+
+
+def test_accuracy_and_folded_rows_are_over_delta() -> None:
+    expected = {"tiny, right answers": [(0.1, 50), (0.3, 50)], "tiny, folded rows": [(0.1, 75), (0.3, 75)]}
+    assert lines(draw_delta, FOLDS) == expected
+
+
+def test_speed_over_drafts_is_at_the_usual_delta() -> None:
+    expected = {"tiny, specfold": [(2, 1.2), (8, 1.5)], "tiny, spiffy": [(1, 0.9), (8, 0.8)]}
+    assert lines(draw_budget, FOLDS) == expected
 
 
 def test_pictures_lie_beside_the_results(tmp_path: Path) -> None:

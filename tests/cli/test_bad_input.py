@@ -61,8 +61,8 @@ def test_unknown_method_lists_the_methods(refused):
 
 
 def test_method_that_is_not_available(refused):
-    line = refused("generate", "--model", "m", "--method", "specfold", "--prompt", "a")
-    assert "method specfold is not available for m: choose autoregressive or vanilla or spiffy" in line
+    line = refused("generate", "--model", "m", "--method", "dflash", "--prompt", "a")
+    assert "method dflash is not available for m: choose autoregressive or vanilla or spiffy or specfold" in line
 
 
 def test_methods_of_the_other_kind_of_model(refused, tiny_checkpoint, tiny_diffusion_checkpoint):

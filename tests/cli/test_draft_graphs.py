@@ -122,7 +122,7 @@ def test_the_graph_in_the_model_s_folder_is_the_default(specdiff, spiffy, with_g
 
 def test_without_a_graph(refused, tiny_diffusion_checkpoint):
     line = refused("generate", "--model", tiny_diffusion_checkpoint, "--method", "spiffy", "--prompt", "a")
-    assert f"method spiffy needs a draft graph, and {tiny_diffusion_checkpoint} has none of its own" in line
+    assert f"{tiny_diffusion_checkpoint} has no draft graph of its own" in line
     assert "make one with specdiff calibrate and give it with --graph" in line
 
 
