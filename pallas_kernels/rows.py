@@ -63,7 +63,7 @@ def plan_rows(recomputed: Bool[Array, "batch branches slots"], parents: Int[Arra
     batch, branches, slots = recomputed.shape
     own = jnp.arange(branches, dtype=jnp.int32)[:, None]
     source = jnp.where(recomputed, own, parents[..., None].astype(jnp.int32))
-    for _ in range((branches - 1).bit_length()):  # each round doubles how many ancestors up a row looks
+    for _ in range(max(branches - 2, 0).bit_length()):  # each round doubles how many ancestors up a row looks
         source = jnp.take_along_axis(source, source, axis=1)
     flat = recomputed.reshape(batch, -1)
     place = jnp.cumsum(flat, axis=1, dtype=jnp.int32) - 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from functools import cache
 from typing import NamedTuple
 
@@ -43,7 +42,7 @@ class Rows(NamedTuple):
 
 @cache
 def random_rows(group: int, adversary: bool = False) -> Rows:
-    """Random forests, one a batch row, of which every other row is folded; the rows of the last one are causal.
+    """Random forests, one a batch row, in which about half of the rows are folded; those of the last are causal.
 
     The adversary is a key of branch 0 that gets nearly all of every row's attention. All other branches hold something
     else in its slot.
@@ -74,10 +73,6 @@ def random_rows(group: int, adversary: bool = False) -> Rows:
     return Rows(queries, keys, values, *cached, np.array(LENGTHS), parents, recomputed, source, seen)
 
 
-def each_row(rows: Rows) -> Iterator[tuple[int, int, int]]:
-    yield from np.ndindex(rows.source.shape)
-
-
 def keys_and_values(rows: Rows, row: int, branch: int, slot: int) -> tuple[np.ndarray, np.ndarray]:
     """All that a row sees with the keys and values of some branch, (keys, kv_heads, head_dim)."""
     length, seen = rows.lengths[row], rows.seen[row, branch, slot]
@@ -94,7 +89,7 @@ def truth(group: int, adversary: bool = False) -> np.ndarray:
     """What every row mixes."""
     rows = random_rows(group, adversary)
     mixed = np.zeros(rows.queries.shape)
-    for row, branch, slot in each_row(rows):
+    for row, branch, slot in np.ndindex(rows.source.shape):
         keys, values = keys_and_values(rows, row, branch, slot)
         queries = rows.queries[row, branch, slot].reshape(-1, HEAD_DIM).astype(np.float64)
         mixed[row, branch, slot] = folded_oracle.attend(queries, keys, values).reshape(KV_HEADS, group, HEAD_DIM)
@@ -104,7 +99,7 @@ def truth(group: int, adversary: bool = False) -> np.ndarray:
 def true_surviving(rows: Rows) -> np.ndarray:
     """The share of each source's attention that is on what the row's own branch reads, too."""
     surviving = np.zeros(rows.queries.shape[:-1])
-    for row, branch, slot in each_row(rows):
+    for row, branch, slot in np.ndindex(rows.source.shape):
         source = rows.source[row, branch, slot]
         keys, _ = keys_and_values(rows, row, source, slot)
         kept = (rows.source[row, branch] == rows.source[row, source])[rows.seen[row, branch, slot]]
@@ -241,7 +236,7 @@ class OwnTables:
 
 def by_layer(rows: Rows, attention: FoldedAttention) -> tuple[jax.Array, jax.Array]:
     """What a layer mixes for every row, and what survives of its source's state."""
-    layer = Layer(lambda x: x, OwnTables(), lambda x: x, jnp.zeros_like)  # type: ignore[arg-type]
+    layer = Layer(lambda x: x, OwnTables(), lambda x: x, jnp.zeros_like)
 
     @jax.jit
     def run(rows: Rows) -> tuple[jax.Array, jax.Array]:

@@ -46,7 +46,7 @@ def assert_is_plan(plan: RowPlan, row: int, mask: np.ndarray, parents: np.ndarra
 
 
 @pytest.mark.parametrize("density", [0.0, 0.3, 0.7, 1.0])
-@pytest.mark.parametrize("branches", [1, 2, 5, 9])
+@pytest.mark.parametrize("branches", [1, 2, 4, 5, 9])
 def test_plans_are_those_of_plain_loops(branches: int, density: float) -> None:
     """A batch of forests, from a star to a chain, each with its own rows."""
     generator = np.random.default_rng(branches)
