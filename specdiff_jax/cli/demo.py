@@ -115,6 +115,7 @@ def summary(
     """
     forwards = sum(result.forwards for result in results)
     new_tokens = sum(result.new_tokens for result in results)
+    ratios = [result.fold_ratio for result in results if result.fold_ratio is not None]
     return {
         "model": model,
         "method": method,
@@ -124,7 +125,7 @@ def summary(
         "tokens_per_forward": new_tokens / forwards,
         "tokens_per_second": new_tokens / sum(result.seconds for result in results),
         "acceptance_length": None,
-        "fold_ratio": None,
+        "fold_ratio": sum(ratios) / len(ratios) if ratios else None,
         "identical_to_baseline": None
         if baseline is None
         else [result.tokens for result in results] == [result.tokens for result in baseline],

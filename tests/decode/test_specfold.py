@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from functools import cache
 
 import jax
@@ -25,11 +24,15 @@ from specdiff_jax.decode.requests import make_requests, row_keys
 from specdiff_jax.decode.sampling import sampling
 from specdiff_jax.draft_graph import DraftGraph
 from specdiff_jax.errors import InputError
+from specdiff_jax.model.cache import KVCache, empty_cache
 
 LIMIT = 21
 PROMPTS = random_prompts(12, 24)
 EVERYTHING = 1e30
 each_family = pytest.mark.parametrize("family", FAMILIES)
+FAST_DLLM, NEMOTRON = FAMILIES
+one_quickly = pytest.mark.parametrize("family", [FAST_DLLM, pytest.param(NEMOTRON, marks=pytest.mark.slow)])
+other_quickly = pytest.mark.parametrize("family", [NEMOTRON, pytest.param(FAST_DLLM, marks=pytest.mark.slow)])
 
 
 def settings(family: str) -> dict[str, object]:
@@ -58,7 +61,7 @@ def same_decoding(ours: BatchResult, theirs: BatchResult) -> None:
         np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), err_msg=name)
 
 
-@each_family
+@one_quickly
 def test_below_zero_nothing_folds_and_it_is_spiffy(family: str) -> None:
     result = folded(family, -1.0)
     same_decoding(result, dense(family))
@@ -81,11 +84,12 @@ def test_more_folds_at_a_larger_delta(family: str) -> None:
     assert 0.5 < ratios[-1] < 1  # slots that a draft fills are computed in the first layer
 
 
-@each_family
+@other_quickly
 def test_capacities_change_nothing_but_time(family: str) -> None:
     same_decoding(folded(family, 0.1, buckets=1), folded(family, 0.1))
 
 
+@pytest.mark.slow
 def test_the_papers_correction_decodes_alike() -> None:
     same_decoding(folded("fast_dllm_v2", 0.1, 1, "correct"), folded("fast_dllm_v2", 0.1))
 
@@ -103,13 +107,11 @@ def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
         assert alone.folded_rows[0] == together.folded_rows[row]
 
 
-@each_family
+@other_quickly
 def test_commits_hold_nothing_folded(family: str) -> None:
     """Whatever is folded, the cache holds what a forward of the committed text alone gives."""
-    model, spec = (
-        diffusion_model(family),
-        dataclasses.replace(denoising_spec(diffusion_model(family).config, Vanilla(sub_block=SUB_BLOCK[family]))),
-    )
+    model = diffusion_model(family)
+    spec = denoising_spec(model.config, Vanilla(sub_block=SUB_BLOCK[family]))
     greedy = sampling(0.0, 1.0, 0, model.config.vocab_size)
     asked = make_requests(model, PROMPTS, len(PROMPTS), row_keys(0, len(PROMPTS)), LIMIT, greedy)
     tables, budget = graph_tables(RICH), RICH.budget
@@ -123,21 +125,20 @@ def test_commits_hold_nothing_folded(family: str) -> None:
         start = begin(decoder, asked, spec, capacity=64, room=32)
         state = spiffy.without_drafts(start, budget, budget)
         return jax.lax.fori_loop(
-            0, 12, lambda _, now: spiffy.iterate(decoder, now, asked, jnp.float32(0.9), plan), state
+            0, 7, lambda _, now: spiffy.iterate(decoder, now, asked, jnp.float32(0.9), plan), state
         )
 
     @jax.jit
-    def read(params: nnx.State, tokens: jax.Array, visible: jax.Array) -> object:
+    def read(params: nnx.State, tokens: jax.Array, visible: jax.Array) -> KVCache | None:
         decoder = nnx.merge(model.graphdef, params)
-        from specdiff_jax.model.cache import empty_cache
-
         cache = empty_cache(model.config, tokens.shape[0], 64, jnp.float32)
         return decoder(tokens, cache, visible=visible).cache
 
     state = run(model.params)
     lengths = np.asarray(state.cache.lengths)
-    assert (lengths >= np.asarray(asked.prompt_lengths) // spec.block_size * spec.block_size + spec.block_size).any()
-    assert int(state.accepted.sum()) > 0
+    going = [row for row in range(len(PROMPTS)) if not state.done[row] and lengths[row] > len(PROMPTS[row])]
+    assert len(going) > 2
+    assert int(state.accepted[jnp.array(going)].sum()) > 0
     text = np.zeros((len(PROMPTS), 64), np.int32)
     for row, prompt in enumerate(PROMPTS):
         new = np.asarray(state.generated[row])
@@ -147,9 +148,8 @@ def test_commits_hold_nothing_folded(family: str) -> None:
     visible = places + 1 if spec.causal else (places // spec.block_size + 1) * spec.block_size
     truth = read(model.params, jnp.asarray(text), jnp.broadcast_to(jnp.asarray(visible, jnp.int32), text.shape))
     for ours, theirs in zip((*state.cache.keys, *state.cache.values), (*truth.keys, *truth.values), strict=True):
-        for row, length in enumerate(lengths):
-            if not bool(state.done[row]):
-                np.testing.assert_allclose(ours[row, :, :length], theirs[row, :, :length], atol=1e-4)
+        for row in going:
+            np.testing.assert_allclose(ours[row, :, : lengths[row]], theirs[row, :, : lengths[row]], atol=1e-4)
 
 
 def test_exact_mode_is_vanilla() -> None:
