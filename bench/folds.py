@@ -7,10 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import specdiff_jax as sd
-from bench.draft_answers import calibration_prompts, counters, held_out
+from bench.draft_answers import Answering, Questions
 from bench.results import Row
-from bench.target import implementation
-from specdiff_jax.decode.calibrate import choose_graph, trace_prompts
 from specdiff_jax.draft_graph import DraftGraph
 from specdiff_jax.model.branches import FoldedAttention
 
@@ -19,93 +17,57 @@ USUAL_DELTA, USUAL_BUDGET, CHAIN_BUDGET = 0.1, 8, 7
 
 
 @dataclass(frozen=True)
-class FoldBench:
-    """What is measured.
+class Sweeps:
+    """What is varied.
 
     Attributes:
         deltas: with `USUAL_BUDGET` calibrated drafts.
         budgets: of calibrated drafts, with `USUAL_DELTA` and by Spiffy.
         depths: of `CHAIN_BUDGET` drafts in overlapping chains, with `USUAL_DELTA` and by Spiffy.
-        buckets: capacities of a layer.
-        attention: of folded rows.
-        problems: held-out ones of each task that are answered.
-        batch: prompts side by side.
-        threshold: confidence at which a token is accepted.
-        max_new_tokens: most new tokens a prompt.
-        dtype: of weights and activations.
     """
 
     deltas: Sequence[float]
     budgets: Sequence[int]
     depths: Sequence[int]
-    buckets: int
-    attention: FoldedAttention
-    problems: int
-    batch: int
-    threshold: float
-    max_new_tokens: int
-    dtype: str
 
 
-def measure(name: str, asked: FoldBench) -> Iterator[Row]:
+def measure(
+    name: str, asked: Questions, sweeps: Sweeps, buckets: int = 4, attention: FoldedAttention = "split"
+) -> Iterator[Row]:
     """A row for vanilla decoding, then one for each point of the sweeps.
 
     Args:
         name: of a block-diffusion model.
-        asked: what is measured.
+        asked: what is asked.
+        sweeps: what is varied.
+        buckets: capacities of a layer.
+        attention: of folded rows.
     """
-    model = sd.load(name, dtype=asked.dtype)
-    vanilla = sd.Vanilla(asked.threshold)
-    test = held_out(asked.problems)
-    prompts = [problem.prompt for problem in test]
+    answering = Answering(name, asked)
 
-    def answers(method: sd.Vanilla | sd.Spiffy) -> list[sd.Generation]:
-        return sd.generate(model, prompts, method, max_new_tokens=asked.max_new_tokens, batch_size=asked.batch)
-
-    baseline = answers(vanilla)
-
-    def row(method: str, about: dict[str, Any], given: Sequence[sd.Generation]) -> Row:
-        ratios = [answer.fold_ratio for answer in given if answer.fold_ratio is not None]
-        seconds = sum(answer.seconds for answer in given[:: asked.batch])
+    def row(method: str, about: dict[str, Any], answers: Sequence[sd.Generation]) -> Row:
+        ratios = [answer.fold_ratio for answer in answers if answer.fold_ratio is not None]
+        seconds = sum(answer.seconds for answer in answers[:: asked.batch])
         return {
-            "model": name,
-            "task": "all",
-            "method": method,
-            "settings": {
-                "implementation": implementation(model),
-                "dtype": asked.dtype,
-                "batch": asked.batch,
-                "threshold": asked.threshold,
-                "max_new_tokens": asked.max_new_tokens,
-                **about,
-            },
-            **counters(test, given, baseline),
+            **answering.row(method, about, answers),
             "fold_ratio": round(sum(ratios) / len(ratios), 4) if ratios else None,
-            "tokens_per_second": round(sum(answer.new_tokens for answer in given) / seconds, 1),
+            "tokens_per_second": round(sum(answer.new_tokens for answer in answers) / seconds, 1),
         }
 
-    yield row("vanilla", {}, baseline)
-    traces = list(trace_prompts(model, calibration_prompts(), vanilla, asked.max_new_tokens, batch_size=asked.batch))
-
-    def calibrated(budget: int) -> DraftGraph:
-        return choose_graph(model, vanilla, traces, budget)
-
-    for nodes, graph, deltas in _points(asked, calibrated):
+    yield row("vanilla", {}, answering.baseline)
+    for nodes, graph, deltas in points(sweeps, answering.calibrated):
         about = {"nodes": nodes, "budget": graph.budget, "depth": graph.depth}
         for delta in deltas:
             if delta is None:
-                spiffy = sd.Spiffy(graph, threshold=asked.threshold)
-                yield row("spiffy", about, answers(spiffy))
+                yield row("spiffy", about, answering.answers(sd.Spiffy(graph, threshold=asked.threshold)))
             else:
-                folds = sd.SpecFold(
-                    graph, threshold=asked.threshold, delta=delta, attention=asked.attention, buckets=asked.buckets
-                )
-                how = {"delta": delta, "attention": asked.attention, "buckets": asked.buckets}
-                yield row("specfold", {**about, **how}, answers(folds))
+                folds = sd.SpecFold(graph, threshold=asked.threshold, delta=delta, attention=attention, buckets=buckets)
+                how = {"delta": delta, "attention": attention, "buckets": buckets}
+                yield row("specfold", {**about, **how}, answering.answers(folds))
 
 
-def _points(
-    asked: FoldBench, calibrated: Callable[[int], DraftGraph]
+def points(
+    asked: Sweeps, calibrated: Callable[[int], DraftGraph]
 ) -> Iterator[tuple[str, DraftGraph, list[float | None]]]:
     """Graphs, and the deltas that each is measured with; None is Spiffy."""
     for budget in sorted({*asked.budgets, *([USUAL_BUDGET] if asked.deltas else [])}):

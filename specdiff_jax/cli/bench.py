@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -142,24 +142,28 @@ def drafts(
     as_json: JsonFlag = False,
 ) -> None:
     """Count the forwards that draft graphs save: DIR/<gpu>/drafts.json."""
-    from bench.drafts import KINDS, DraftBench, measure
-    from bench.environment import read_environment
-    from bench.results import add_rows
+    from bench.draft_answers import Questions
+    from bench.drafts import KINDS, measure
 
     unknown = [name for name in kind or [] if name not in KINDS]
     if unknown:
         raise InputError(f"--kind {unknown[0]}: choose from {'; '.join(KINDS)}")
-    keep_compiled_programs()
-    environment = read_environment(_measured_command(sys.argv[1:]), commit)
-    asked = DraftBench(budget or range(1, 9), kind or KINDS, problems, batch, threshold, max_new_tokens, dtype)
-    for name in model:
-        for row in measure(name, asked):
-            add_rows(out, "drafts", environment, [row])
-            if as_json:
-                print_json(row)
-            else:
-                about = row["settings"].get("nodes", "vanilla"), row["settings"].get("budget", 0)
-                print(f"{name}, {about[0]}, budget {about[1]}: {row['forwards_saved']:.1%} saved", flush=True)
+    asked = Questions(problems, batch, threshold, max_new_tokens, dtype)
+
+    def line(row: dict[str, Any]) -> str:
+        settings = row["settings"]
+        about = settings.get("nodes", "vanilla"), settings.get("budget", 0)
+        return f"{row['model']}, {about[0]}, budget {about[1]}: {row['forwards_saved']:.1%} saved"
+
+    _measure_all(
+        "drafts",
+        model,
+        lambda name: measure(name, asked, budget or range(1, 9), kind or KINDS),
+        line,
+        commit,
+        out,
+        as_json,
+    )
 
 
 @bench.command()
@@ -186,32 +190,26 @@ def folds(
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what folding costs and gives: DIR/<gpu>/folds.json. Without sweeps, all of the SpecFold paper's."""
-    from bench.environment import read_environment
-    from bench.folds import FoldBench, measure
-    from bench.results import add_rows
+    from bench.draft_answers import Questions
+    from bench.folds import Sweeps, measure
 
-    deltas, budgets, depths = delta or [], budget or [], depth or []
-    if not deltas and not budgets and not depths:
-        deltas, budgets, depths = [-1.0, 0.0, 0.05, 0.1, 0.2, 0.3, 0.5], list(range(1, 9)), [1, 2, 3, 4]
-    keep_compiled_programs()
-    environment = read_environment(_measured_command(sys.argv[1:]), commit)
-    asked = FoldBench(deltas, budgets, depths, buckets, attention, problems, batch, threshold, max_new_tokens, dtype)
-    for name in model:
-        for row in measure(name, asked):
-            add_rows(out, "folds", environment, [row])
-            if as_json:
-                print_json(row)
-                continue
-            settings = row["settings"]
-            about = ", ".join(
-                f"{key} {settings[key]}" for key in ("nodes", "budget", "depth", "delta") if key in settings
-            )
-            folded = "" if row["fold_ratio"] is None else f", {row['fold_ratio']:.1%} folded"
-            print(
-                f"{name}, {row['method']}, {about}: {row['accuracy']:.1%} right, {row['forwards_saved']:.1%} "
-                f"of forwards saved{folded}, {row['tokens_per_second']:.0f} tokens/s",
-                flush=True,
-            )
+    sweeps = Sweeps(delta or [], budget or [], depth or [])
+    if not (sweeps.deltas or sweeps.budgets or sweeps.depths):
+        sweeps = Sweeps([-1.0, 0.0, 0.05, 0.1, 0.2, 0.3, 0.5], range(1, 9), range(1, 5))
+    asked = Questions(problems, batch, threshold, max_new_tokens, dtype)
+
+    def line(row: dict[str, Any]) -> str:
+        settings = row["settings"]
+        about = "".join(f", {key} {settings[key]}" for key in ("nodes", "budget", "depth", "delta") if key in settings)
+        folded = "" if row["fold_ratio"] is None else f", {row['fold_ratio']:.1%} folded"
+        return (
+            f"{row['model']}, {row['method']}{about}: {row['accuracy']:.1%} right, {row['forwards_saved']:.1%} of "
+            f"forwards saved{folded}, {row['tokens_per_second']:.0f} tokens/s"
+        )
+
+    _measure_all(
+        "folds", model, lambda name: measure(name, asked, sweeps, buckets, attention), line, commit, out, as_json
+    )
 
 
 @bench.command()
@@ -226,22 +224,16 @@ def flips(
     as_json: JsonFlag = False,
 ) -> None:
     """Count the tokens that rounding turns, against the exact mode: DIR/<gpu>/flips.json."""
-    from bench.environment import read_environment
     from bench.flips import FlipBench, measure
-    from bench.results import add_rows
 
-    keep_compiled_programs()
-    environment = read_environment(_measured_command(sys.argv[1:]), commit)
     asked = FlipBench(batch or [1, 20], problems, threshold, max_new_tokens)
-    for name in model:
-        for row in measure(name, asked):
-            add_rows(out, "flips", environment, [row])
-            if as_json:
-                print_json(row)
-            else:
-                settings = row["settings"]
-                about = f"{name}, {row['method']}, {settings['dtype']}, batch {settings['batch']}"
-                print(f"{about}: {row['flips_per_thousand_tokens']:.2f} flips in 1,000 tokens", flush=True)
+
+    def line(row: dict[str, Any]) -> str:
+        settings = row["settings"]
+        about = f"{row['model']}, {row['method']}, {settings['dtype']}, batch {settings['batch']}"
+        return f"{about}: {row['flips_per_thousand_tokens']:.2f} flips in 1,000 tokens"
+
+    _measure_all("flips", model, lambda name: measure(name, asked), line, commit, out, as_json)
 
 
 @bench.command()
@@ -281,6 +273,30 @@ def plot(
 
     for file in plot_results(results):
         note(f"wrote {file}")
+
+
+def _measure_all(
+    name: str,
+    models: Sequence[str],
+    measure: Callable[[str], Iterable[dict[str, Any]]],
+    line: Callable[[dict[str, Any]], str],
+    commit: str | None,
+    out: Path,
+    as_json: bool,
+) -> None:
+    """Measure one model after the other in this process; each row is kept and shown at once."""
+    from bench.environment import read_environment
+    from bench.results import add_rows
+
+    keep_compiled_programs()
+    environment = read_environment(_measured_command(sys.argv[1:]), commit)
+    for model in models:
+        for row in measure(model):
+            add_rows(out, name, environment, [row])
+            if as_json:
+                print_json(row)
+            else:
+                print(line(row), flush=True)
 
 
 def _run(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from bench.drafts import KINDS, DraftBench, measure
+from bench.draft_answers import Questions
+from bench.drafts import KINDS, measure
 from bench.environment import Environment
 from bench.report import fill
 from bench.results import add_rows
@@ -21,8 +22,8 @@ TABLE = "<!-- results: drafts -->\n<!-- end -->\n"
 
 @pytest.mark.parametrize("kinds", [("sets",), pytest.param(KINDS, marks=pytest.mark.slow)])
 def test_kinds_and_budgets_are_measured_against_vanilla(tiny_diffusion_checkpoint: Path, kinds: tuple[str, ...]):
-    asked = DraftBench([2], kinds, problems=1, batch=5, threshold=0.9, max_new_tokens=9, dtype="float32")
-    vanilla, *rows = measure(str(tiny_diffusion_checkpoint), asked)
+    asked = Questions(problems=1, batch=5, threshold=0.9, max_new_tokens=9, dtype="float32")
+    vanilla, *rows = measure(str(tiny_diffusion_checkpoint), asked, [2], kinds)
     assert (vanilla["method"], vanilla["forwards_saved"], vanilla["accepted_drafts"]) == ("vanilla", 0, 0)
     assert [(row["settings"]["nodes"], row["settings"]["budget"]) for row in rows] == [(kind, 2) for kind in kinds]
     for row in rows:
