@@ -219,14 +219,16 @@ def test_demo_takes_the_draft_graph_from_the_model_s_folder(tiny_diffusion_check
 def test_demo_row_counts_over_all_prompts():
     from specdiff_jax.cli.demo import holds_words, summary
 
-    one = SimpleNamespace(text="It is PARIS.", tokens=(1, 2, 3), new_tokens=3, forwards=2, seconds=0.5)
-    two = SimpleNamespace(text="15", tokens=(4,), new_tokens=1, forwards=0, seconds=0.5)
+    one = SimpleNamespace(text="It is PARIS.", tokens=(1, 2, 3), new_tokens=3, forwards=2, seconds=0.5, fold_ratio=0.5)
+    two = SimpleNamespace(text="15", tokens=(4,), new_tokens=1, forwards=0, seconds=0.5, fold_ratio=None)
     right = holds_words([one.text, two.text], ["Paris", "5"])
     assert right == [True, False]
     row = summary("m", "autoregressive", [one, two], right)
     assert list(row) == DEMO_KEYS
     assert (row["prompts"], row["accuracy"], row["forwards"]) == (2, 0.5, 2)
     assert (row["tokens_per_forward"], row["tokens_per_second"]) == (2.0, 4.0)
+    assert row["fold_ratio"] == 0.5  # of the answers that fold
+    assert summary("m", "other", [two], [True])["fold_ratio"] is None
     assert summary("m", "other", [one], [True], baseline=[one])["identical_to_baseline"] is True
     assert summary("m", "other", [one], [True], baseline=[two])["identical_to_baseline"] is False
 
