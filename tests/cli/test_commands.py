@@ -228,7 +228,8 @@ def test_demo_row_counts_over_all_prompts():
     assert (row["prompts"], row["accuracy"], row["forwards"]) == (2, 0.5, 2)
     assert (row["tokens_per_forward"], row["tokens_per_second"]) == (2.0, 4.0)
     assert row["fold_ratio"] == 0.5  # of the answers that fold
-    assert summary("m", "other", [two], [True])["fold_ratio"] is None
+    dense = SimpleNamespace(**{**vars(one), "fold_ratio": None})
+    assert summary("m", "other", [dense], [True])["fold_ratio"] is None
     assert summary("m", "other", [one], [True], baseline=[one])["identical_to_baseline"] is True
     assert summary("m", "other", [one], [True], baseline=[two])["identical_to_baseline"] is False
 

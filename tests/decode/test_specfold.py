@@ -84,7 +84,8 @@ def test_more_folds_at_a_larger_delta(family: str) -> None:
     assert 0.5 < ratios[-1] < 1  # slots that a draft fills are computed in the first layer
 
 
-@other_quickly
+@pytest.mark.slow
+@each_family
 def test_capacities_change_nothing_but_time(family: str) -> None:
     same_decoding(folded(family, 0.1, buckets=1), folded(family, 0.1))
 
@@ -94,6 +95,7 @@ def test_the_papers_correction_decodes_alike() -> None:
     same_decoding(folded("fast_dllm_v2", 0.1, 1, "correct"), folded("fast_dllm_v2", 0.1))
 
 
+@pytest.mark.slow
 def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
     family = "nemotron_labs_diffusion"
     together = folded(family, 0.1)
