@@ -10,7 +10,7 @@ import specdiff_jax as sd
 from bench.draft_answers import Answering, Questions
 from bench.results import Row
 from specdiff_jax.draft_graph import DraftGraph
-from specdiff_jax.model.branches import FoldedAttention
+from specdiff_jax.folded_attention import FoldedAttention
 
 USUAL_DELTA, USUAL_BUDGET, CHAIN_BUDGET = 0.1, 8, 7
 """Of the sweeps over something else; chains have the number of drafts that the SpecFold paper gives them."""

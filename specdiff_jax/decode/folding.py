@@ -11,7 +11,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from specdiff_jax.block_spec import BlockSpec
 from specdiff_jax.decode.drafting import Drafts, GraphTables
-from specdiff_jax.model.branches import FoldedAttention, Folding, LayerReport
+from specdiff_jax.folded_attention import FoldedAttention
+from specdiff_jax.model.branches import Folding, LayerReport
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from specdiff_jax.block_spec import BlockSpec, block_spec
 from specdiff_jax.config import ModelConfig
 from specdiff_jax.draft_graph import DraftGraph
 from specdiff_jax.errors import InputError
-from specdiff_jax.model.branches import FoldedAttention
+from specdiff_jax.folded_attention import FoldedAttention
 
 
 @dataclass(frozen=True)

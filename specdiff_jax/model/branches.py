@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,12 +20,10 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.attention import SoftmaxState, block_state, merge, mixed_values, prefix_state
 from pallas_kernels.correction import GUARD, correct
 from pallas_kernels.rows import RowPlan, compact, plan_rows, read_through, relative_residual
+from specdiff_jax.folded_attention import FoldedAttention
 from specdiff_jax.model.attention import Attention, LayerCache
 from specdiff_jax.model.layers import RMSNorm
 from specdiff_jax.model.rotary import RotaryTable
-
-FoldedAttention = Literal["split", "correct"]
-"""How a folded row attends to its block: directly, or by the paper's correction of its source's softmax state."""
 
 
 @jax.tree_util.register_dataclass
