@@ -16,7 +16,7 @@ from specdiff_jax.block_spec import block_spec
 from specdiff_jax.decode import spiffy
 from specdiff_jax.decode.block_diffusion import begin
 from specdiff_jax.decode.drafting import Drafts, graph_tables
-from specdiff_jax.decode.folding import FoldSettings, capacities_of, folding_of, parent_branches
+from specdiff_jax.decode.folding import FoldSettings, capacities_of, folded_rows, folding_of, parent_branches
 from specdiff_jax.decode.generate import generate
 from specdiff_jax.decode.loop import BatchResult
 from specdiff_jax.decode.methods import SpecFold, Spiffy, Vanilla, denoising_spec
@@ -24,6 +24,7 @@ from specdiff_jax.decode.requests import make_requests, row_keys
 from specdiff_jax.decode.sampling import sampling
 from specdiff_jax.draft_graph import DraftGraph
 from specdiff_jax.errors import InputError
+from specdiff_jax.model.branches import LayerReport
 from specdiff_jax.model.cache import KVCache, empty_cache
 
 LIMIT = 21
@@ -200,6 +201,17 @@ def test_main_complete_and_impossible_drafts_do_not_fold() -> None:
     changed = np.zeros((4, 8), bool)
     changed[1, 3] = changed[2, 5] = True
     assert folding.fresh[0].tolist() == changed.tolist()
+
+
+def test_folded_rows_are_those_of_possible_drafts_in_all_layers() -> None:
+    """Branch 0 is main; draft 1 is impossible."""
+    computed = np.ones((2, 1, 3, 4), bool)
+    computed[0, 0, 1, :3] = computed[1, 0, 1, :1] = False
+    computed[:, 0, 2] = False
+    zeros = jnp.zeros(computed.shape[1:])
+    reports = [LayerReport(zeros, jnp.asarray(layer), zeros) for layer in computed]
+    assert folded_rows(reports, jnp.array([[True, False]])).tolist() == [4]
+    assert folded_rows(reports, jnp.array([[True, True]])).tolist() == [12]
 
 
 @pytest.mark.parametrize(
