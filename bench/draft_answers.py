@@ -10,7 +10,7 @@ from typing import Any
 import specdiff_jax as sd
 from bench.results import Row
 from bench.target import implementation
-from bench.tasks import TASK_NAMES, problems, score
+from bench.tasks import mixed_problems, score
 from specdiff_jax.calibration import BlockTrace, Objective
 from specdiff_jax.decode.calibrate import choose_graph, trace_prompts
 from specdiff_jax.draft_graph import DraftGraph
@@ -45,7 +45,7 @@ class Answering:
         self.name, self.asked = name, asked
         self.model = sd.load(name, dtype=asked.dtype)
         self.vanilla = sd.Vanilla(asked.threshold)
-        self.test = [problem for task in TASK_NAMES for problem in problems(task, "test", 0, asked.problems)]
+        self.test = mixed_problems("test", 0, asked.problems)
 
     def answers(self, method: sd.Vanilla | sd.Spiffy) -> list[sd.Generation]:
         """The answers to all questions."""
@@ -64,11 +64,7 @@ class Answering:
 
     @cached_property
     def _traces(self) -> list[BlockTrace]:
-        prompts = [
-            problem.prompt
-            for task in TASK_NAMES
-            for problem in problems(task, "train", CALIBRATION_SEED, CALIBRATION_PROBLEMS)
-        ]
+        prompts = [problem.prompt for problem in mixed_problems("train", CALIBRATION_SEED, CALIBRATION_PROBLEMS)]
         limit, batch = self.asked.max_new_tokens, self.asked.batch
         return list(trace_prompts(self.model, prompts, self.vanilla, limit, batch_size=batch))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import specdiff_jax as sd
 from bench.results import Row
 from bench.target import implementation
-from bench.tasks import TASK_NAMES, problems, score
+from bench.tasks import mixed_problems, score
 from specdiff_jax.cli.methods import MethodFlags, build_method
 
 DTYPES = ("float32", "bfloat16")
@@ -41,7 +41,7 @@ def measure(name: str, asked: FlipBench) -> Iterator[Row]:
         name: of a block-diffusion model with a draft graph.
         asked: what is measured.
     """
-    test = [problem for task in TASK_NAMES for problem in problems(task, "test", 0, asked.problems)]
+    test = mixed_problems("test", 0, asked.problems)
     prompts = [problem.prompt for problem in test]
     vanilla, spiffy = (
         build_method(method, MethodFlags(threshold=asked.threshold), name) for method in ("vanilla", "spiffy")

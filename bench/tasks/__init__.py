@@ -16,7 +16,7 @@ from bench.tasks.draws import Draws
 from bench.tasks.problem import Problem
 from specdiff_jax.errors import InputError
 
-__all__ = ["TASK_NAMES", "Problem", "Split", "is_correct", "problems", "score"]
+__all__ = ["TASK_NAMES", "Problem", "Split", "is_correct", "mixed_problems", "problems", "score"]
 
 Split = Literal["train", "test"]
 
@@ -64,6 +64,16 @@ def problems(task: str, split: Split, seed: int, count: int) -> list[Problem]:
         raise InputError(f"count is {count}: the test split of a task gives at most {_MOST_TESTED} different problems")
     draws = _draws(task, split, seed)
     return [next(draws) for _ in range(count)]
+
+
+def mixed_problems(split: Split, seed: int, count: int) -> list[Problem]:
+    """`count` problems of every task, the tasks taking turns, so that all batches of them are alike.
+
+    Raises:
+        InputError: as `problems`.
+    """
+    by_task = [problems(task, split, seed, count) for task in TASK_NAMES]
+    return [problem for turn in zip(*by_task, strict=True) for problem in turn]
 
 
 def is_correct(problem: Problem, text: str) -> bool:

@@ -237,6 +237,21 @@ def flips(
 
 
 @bench.command()
+def prompts(
+    problems: Annotated[int, typer.Option(min=1, help="Problems of each task.")] = 10,
+    split: Annotated[Literal["train", "test"], typer.Option(help="Those that models learn from, or held-out ones.")] = (
+        "train"
+    ),
+    seed: Annotated[int, typer.Option(help="Of the draw; bundled draft graphs were made from 7.")] = 7,
+) -> None:
+    """Print procedural problems as a prompts file, for calibrate and profile."""
+    from bench.tasks import mixed_problems
+
+    for problem in mixed_problems(split, seed, problems):
+        print_json({"prompt": problem.prompt})
+
+
+@bench.command()
 def report(
     readme: Annotated[Path, typer.Option(help="The file with the markers.")] = Path("README.md"),
     results: Annotated[Path, typer.Option(metavar="DIR", help="Where the result files are.")] = RESULTS,

@@ -80,9 +80,9 @@ def open_quiz(entry: dict[str, Any]) -> Quiz:
     if "questions" in entry:
         words = [question["answer"] for question in entry["questions"]]
         return Quiz([question["prompt"] for question in entry["questions"]], lambda texts: holds_words(texts, words))
-    from bench.tasks import TASK_NAMES, problems, score
+    from bench.tasks import mixed_problems, score
 
-    drawn = [problem for task in TASK_NAMES for problem in problems(task, "test", 0, entry["problems"])]
+    drawn = mixed_problems("test", 0, entry["problems"])
     return Quiz([problem.prompt for problem in drawn], lambda texts: score(drawn, texts))
 
 

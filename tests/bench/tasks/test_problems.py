@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
-from bench.tasks import TASK_NAMES, Problem, is_correct, problems, score
+from bench.tasks import TASK_NAMES, Problem, is_correct, mixed_problems, problems, score
+from specdiff_jax.cli.bench import bench
 from specdiff_jax.errors import InputError
+from specdiff_jax.prompts import read_prompts
 
 RUN_IN_PROCESS = tuple(name for name in TASK_NAMES if name != "functions")
 
@@ -171,3 +175,17 @@ def test_bad_settings() -> None:
         problems("editing", "test", 0, 5001)
     with pytest.raises(ValueError, match="1 problems but 0 texts"):
         score(problems("editing", "train", 0, 1), [])
+
+
+def test_tasks_take_turns() -> None:
+    mixed = mixed_problems("test", 3, 2)
+    assert [problem.task for problem in mixed] == [*TASK_NAMES, *TASK_NAMES]
+    assert mixed[1::5] == problems("equations", "test", 3, 2)
+
+
+def test_problems_are_printed_as_a_prompts_file(tmp_path: Path) -> None:
+    outcome = CliRunner().invoke(bench, ["prompts", "--problems", "2", "--seed", "5"])
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(outcome.stdout, encoding="utf-8")
+    drawn = mixed_problems("train", 5, 2)
+    assert [entry.prompt for entry in read_prompts(file)] == [problem.prompt for problem in drawn]
