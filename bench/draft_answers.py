@@ -29,6 +29,7 @@ class Questions:
         threshold: confidence at which a token is accepted.
         max_new_tokens: most new tokens a prompt.
         dtype: of weights and activations.
+        sub_block_cache: whether all methods keep to the rows of a sub-block where they can.
     """
 
     problems: int
@@ -36,6 +37,7 @@ class Questions:
     threshold: float
     max_new_tokens: int
     dtype: str
+    sub_block_cache: bool = False
 
 
 class Answering:
@@ -44,7 +46,6 @@ class Answering:
     def __init__(self, name: str, asked: Questions) -> None:
         self.name, self.asked = name, asked
         self.model = sd.load(name, dtype=asked.dtype)
-        self.vanilla = sd.Vanilla(asked.threshold)
         self.test = mixed_problems("test", 0, asked.problems)
 
     def answers(self, method: sd.Vanilla | sd.Spiffy) -> list[sd.Generation]:
@@ -56,17 +57,18 @@ class Answering:
     @cached_property
     def baseline(self) -> list[sd.Generation]:
         """The answers of vanilla decoding."""
-        return self.answers(self.vanilla)
+        return self.answers(sd.Vanilla(self.asked.threshold, sub_block_cache=self.asked.sub_block_cache))
 
     def calibrated(self, budget: int, objective: Objective = "saved") -> DraftGraph:
         """A draft graph from training problems of all tasks."""
-        return choose_graph(self.model, self.vanilla, self._traces, budget, objective)
+        return choose_graph(self.model, sd.Vanilla(self.asked.threshold), self._traces, budget, objective)
 
     @cached_property
     def _traces(self) -> list[BlockTrace]:
         prompts = [problem.prompt for problem in mixed_problems("train", CALIBRATION_SEED, CALIBRATION_PROBLEMS)]
         limit, batch = self.asked.max_new_tokens, self.asked.batch
-        return list(trace_prompts(self.model, prompts, self.vanilla, limit, batch_size=batch))
+        method = sd.Vanilla(self.asked.threshold)
+        return list(trace_prompts(self.model, prompts, method, limit, batch_size=batch))
 
     def row(self, method: str, about: Mapping[str, Any], answers: Sequence[sd.Generation]) -> Row:
         """One method's row: accuracy, and forwards against those of vanilla decoding.
@@ -89,6 +91,7 @@ class Answering:
                 "threshold": self.asked.threshold,
                 "max_new_tokens": self.asked.max_new_tokens,
                 "dtype": self.asked.dtype,
+                **({"sub_block_cache": True} if self.asked.sub_block_cache else {}),
                 **about,
             },
             "problems": len(self.test),

@@ -59,9 +59,17 @@ def measure(
         about = {"nodes": nodes, "budget": graph.budget, "depth": graph.depth}
         for delta in deltas:
             if delta is None:
-                yield row("spiffy", about, answering.answers(sd.Spiffy(graph, threshold=asked.threshold)))
+                spiffy = sd.Spiffy(graph, threshold=asked.threshold, sub_block_cache=asked.sub_block_cache)
+                yield row("spiffy", about, answering.answers(spiffy))
             else:
-                folds = sd.SpecFold(graph, threshold=asked.threshold, delta=delta, attention=attention, buckets=buckets)
+                folds = sd.SpecFold(
+                    graph,
+                    threshold=asked.threshold,
+                    sub_block_cache=asked.sub_block_cache,
+                    delta=delta,
+                    attention=attention,
+                    buckets=buckets,
+                )
                 how = {"delta": delta, "attention": attention, "buckets": buckets}
                 yield row("specfold", {**about, **how}, answering.answers(folds))
 

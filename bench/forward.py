@@ -2,35 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from bench.results import Row
 from bench.run import Section, Settings, floors
 
 
-def sections(
-    geometries: Sequence[str], rows: Sequence[int], branches: Sequence[int], settings: Settings
-) -> list[Section]:
-    """The measurements: every geometry with every number of rows and of draft branches beside them."""
-    return [_section(name, count, drafts, settings) for name in geometries for count in rows for drafts in branches]
+@dataclass(frozen=True)
+class ForwardBench:
+    """What to measure: every combination.
+
+    Attributes:
+        geometries: bundled shapes.
+        rows: of a block.
+        branches: drafts beside the block; 0 is a plain forward.
+        fold_ratios: shares of the drafts' rows that are folded, each measured beside dense verification.
+        buckets: numbers of rows that a folded layer is compiled for.
+    """
+
+    geometries: Sequence[str]
+    rows: Sequence[int]
+    branches: Sequence[int]
+    fold_ratios: Sequence[float] = ()
+    buckets: Sequence[int] = (4,)
 
 
-def _section(name: str, rows: int, branches: int, settings: Settings) -> Section:
+def sections(asked: ForwardBench, settings: Settings) -> list[Section]:
+    """The measurements, geometry by geometry."""
+    return [
+        _section(name, rows, drafts, fold, settings)
+        for name in asked.geometries
+        for rows in asked.rows
+        for drafts in asked.branches
+        for fold in _folds(asked, drafts)
+    ]
+
+
+def _folds(asked: ForwardBench, drafts: int) -> Iterator[dict[str, Any]]:
+    yield {}
+    if drafts:
+        for ratio in asked.fold_ratios:
+            for buckets in asked.buckets:
+                yield {"fold_ratio": ratio, "buckets": buckets}
+
+
+def _section(name: str, rows: int, drafts: int, fold: dict[str, Any], settings: Settings) -> Section:
     shape = {"dtype": settings.dtype, "rows": rows, "cache_tokens": settings.cache_tokens}
+    computed = rows * (1 + drafts) - round(fold.get("fold_ratio", 0) * rows * drafts)
     known: Row = {
         "geometry": name,
-        "path": "dense" if branches else "vanilla",
+        "path": "folded" if fold else "dense" if drafts else "vanilla",
         "implementation": "xla",
-        "branches": branches,
-        "fold_ratio": None,
-        "rows": rows * (1 + branches),
+        "branches": drafts,
+        "fold_ratio": fold.get("fold_ratio"),
+        "rows": computed,
         "microseconds": None,
         "spread": None,
         "weight_floor_microseconds": None,
-        "settings": {"weights": "random", "xla_flags": settings.xla_flags, **shape},
+        "settings": {"weights": "random", "xla_flags": settings.xla_flags, **shape, **fold},
     }
-    return Section(known, "bench.forward_step", {"name": name, "branches": branches, **shape, **settings.timing}, _row)
+    return Section(
+        known, "bench.forward_step", {"name": name, "branches": drafts, **shape, **fold, **settings.timing}, _row
+    )
 
 
 def _row(known: Row, measured: dict[str, Any], bandwidth: float | None) -> Row:

@@ -13,9 +13,11 @@ from bench.measure import seconds_of, time_step
 from bench.target import cache_bytes, filled_cache, open_target, weight_bytes
 from specdiff_jax.block_spec import BlockSpec, block_spec
 from specdiff_jax.decode.block_diffusion import rows_of_slots
+from specdiff_jax.decode.folding import capacities_of
 from specdiff_jax.decode.programs import compile_once
 from specdiff_jax.decode.verdict import judge_greedily
 from specdiff_jax.model import Decoder, KVCache
+from specdiff_jax.model.branches import Folding
 
 RANKS = 2
 """Tokens of a slot that a typical draft graph can name."""
@@ -38,13 +40,18 @@ def forwards(model: Decoder, cache: KVCache, tokens: jax.Array, count: jax.Array
 
 
 def verifications(
-    model: Decoder, cache: KVCache, tokens: jax.Array, count: jax.Array, spec: BlockSpec
+    model: Decoder,
+    cache: KVCache,
+    tokens: jax.Array,
+    count: jax.Array,
+    folding: Folding | None,
+    spec: BlockSpec,
 ) -> tuple[KVCache, jax.Array]:
-    """`count` forwards of several branches (1, branches, rows), with what dense verification takes from each."""
+    """`count` forwards of several branches (1, branches, rows), with what verification takes from each."""
     visible = jnp.full(tokens.shape, tokens.shape[2])
 
     def one(_: jax.Array, tokens: jax.Array) -> jax.Array:
-        output = model.branches(tokens, cache, visible)
+        output = model.branches(tokens, cache, visible, folding)
         # Keys and values of one branch stay, as after a commit; here so that they are computed.
         kept = sum(jnp.sum(array[:, :, 0, 0, 0]) for array in (*output.keys, *output.values))
         chosen = judge_greedily(model, rows_of_slots(output.hidden, spec), spec, RANKS).tokens
@@ -53,8 +60,40 @@ def verifications(
     return cache, jax.lax.fori_loop(0, count, one, tokens)
 
 
+def prescribed(layers: int, branches: int, slots: int, fold_ratio: float, buckets: int) -> Folding:
+    """A folding in which every layer folds a share of the drafts' rows, of which chance decides.
+
+    Args:
+        layers: of the model.
+        branches: main and its drafts, which fold into main.
+        slots: of a branch.
+        fold_ratio: the share.
+        buckets: numbers of rows that a layer is compiled for.
+    """
+    rows = (branches - 1) * slots
+    computed = jnp.arange(rows) < rows - round(fold_ratio * rows)
+    masks = (jax.random.permutation(key, computed) for key in jax.random.split(jax.random.key(3), layers))
+    nobody = jnp.zeros((1, branches), bool)
+    return Folding(
+        parents=jnp.zeros((1, branches), jnp.int32),
+        forced=tuple(jnp.pad(mask.reshape(1, -1, slots), ((0, 0), (1, 0), (0, 0))) for mask in masks),
+        whole=nobody.at[:, 0].set(True),
+        idle=nobody,
+        delta=jnp.float32(jnp.inf),
+        capacities=capacities_of(branches * slots, buckets),
+    )
+
+
 def measure(
-    name: str, dtype: str, rows: int, branches: int, cache_tokens: int, steps: int, repeats: int
+    name: str,
+    dtype: str,
+    rows: int,
+    branches: int,
+    cache_tokens: int,
+    steps: int,
+    repeats: int,
+    fold_ratio: float | None = None,
+    buckets: int = 1,
 ) -> dict[str, Any]:
     """Time a forward of a geometry with random weights, logits of all rows included.
 
@@ -66,6 +105,8 @@ def measure(
         cache_tokens: in the cache.
         steps: that are timed in one go.
         repeats: how often.
+        fold_ratio: the share of the drafts' rows that every layer folds; None verifies densely.
+        buckets: numbers of rows that a layer is compiled for.
 
     Returns:
         seconds and spread of a forward, and the bytes of weights and of cache that it reads.
@@ -74,14 +115,19 @@ def measure(
     cache = filled_cache(model, jnp.full((1,), cache_tokens, jnp.int32), cache_tokens + rows)
     tokens = jax.random.randint(jax.random.key(2), (1, rows), 0, model.config.vocab_size, jnp.int32)
     step: Callable[..., tuple[KVCache, jax.Array]] = forwards
+    given: tuple[Folding | None, ...] = ()
     if branches:
         tokens = jnp.tile(tokens[:, None], (1, 1 + branches, 1))
         step = partial(verifications, spec=block_spec(model.config))
-    program = compile_once(model, "bench forwards", step, cache, tokens, jnp.int32(0), donate=(0,))
+        folds = None
+        if fold_ratio is not None:
+            folds = prescribed(model.config.num_layers, 1 + branches, rows, fold_ratio, buckets)
+        given = (folds,)
+    program = compile_once(model, "bench forwards", step, cache, tokens, jnp.int32(0), *given, donate=(0,))
 
     def elapsed(count: int) -> float:
         nonlocal cache
-        seconds, (cache, _) = seconds_of(lambda: program(model.params, cache, tokens, jnp.int32(count)))
+        seconds, (cache, _) = seconds_of(lambda: program(model.params, cache, tokens, jnp.int32(count), *given))
         return seconds
 
     timing = time_step(elapsed, steps=steps, repeats=repeats)

@@ -33,10 +33,16 @@ def prefix_state(
     keys: Float[Array, "batch kv_heads capacity head_dim"],
     values: Float[Array, "batch kv_heads capacity head_dim"],
     lengths: Int[Array, " batch"],
+    gaps: Int[Array, "batch 2"] | None = None,
 ) -> SoftmaxState:
-    """Attention to the first `lengths` cached tokens of each batch row, the same ones for all rows."""
+    """Attention to the first `lengths` cached tokens of each batch row but for those from `gaps[:, 0]` up to
+    `gaps[:, 1]`, the same ones for all rows.
+    """
     scores = contract("bskgd,bktd->bksgt", queries, keys, jnp.float32) * queries.shape[-1] ** -0.5
-    seen = jnp.arange(keys.shape[2]) < lengths[:, None]
+    places = jnp.arange(keys.shape[2])
+    seen = places < lengths[:, None]
+    if gaps is not None:
+        seen &= (places < gaps[:, :1]) | (places >= gaps[:, 1:])
     top, weights = _exponentials(scores, seen[:, None, None, None, :])
     acc = contract("bksgt,bktd->bksgd", weights.astype(values.dtype), values, jnp.float32)
     return SoftmaxState(*(jnp.swapaxes(part, 1, 2) for part in (top, weights.sum(axis=-1), acc)))

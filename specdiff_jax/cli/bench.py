@@ -95,6 +95,14 @@ def forward(
     branches: Annotated[
         list[int] | None, typer.Option(min=0, help="Drafts that are verified beside it; repeatable [0].")
     ] = None,
+    fold_ratio: Annotated[
+        list[float] | None,
+        typer.Option(min=0, max=1, help="Share of the drafts' rows that is folded, beside none; repeatable."),
+    ] = None,
+    buckets: Annotated[
+        list[int] | None,
+        typer.Option(min=1, help="Numbers of rows that a folded layer is compiled for; repeatable [4]."),
+    ] = None,
     dtype: Dtype = "bfloat16",
     cache_tokens: CacheTokens = 512,
     steps: Steps = 100,
@@ -106,7 +114,7 @@ def forward(
     as_json: JsonFlag = False,
 ) -> None:
     """Time a forward of a block of rows against a cache: DIR/<gpu>/forward.json."""
-    from bench.forward import sections
+    from bench.forward import ForwardBench, sections
     from bench.run import Settings
     from specdiff_jax.block_spec import block_spec
     from specdiff_jax.geometries import geometry as shape
@@ -116,15 +124,8 @@ def forward(
         if branches and any(branches):
             block_spec(config)
     settings = Settings(dtype, cache_tokens, steps, repeats, flags)
-    _run(
-        "forward",
-        sections(geometry, rows or [1, 32], branches or [0], settings),
-        settings,
-        commit,
-        out,
-        time_limit,
-        as_json,
-    )
+    asked = ForwardBench(geometry, rows or [1, 32], branches or [0], fold_ratio or [], buckets or [4])
+    _run("forward", sections(asked, settings), settings, commit, out, time_limit, as_json)
 
 
 @bench.command()
@@ -180,6 +181,9 @@ def folds(
     attention: Annotated[
         Literal["split", "correct"], typer.Option(help="Of folded rows: directly, or by the paper's correction.")
     ] = "split",
+    sub_block_cache: Annotated[
+        bool, typer.Option("--sub-block-cache", help="Compute only a sub-block's rows where that is possible.")
+    ] = False,
     problems: Annotated[int, typer.Option(min=1, help="Held-out problems of each task.")] = 20,
     batch: Annotated[int, typer.Option(min=1, help="Prompts side by side.")] = 20,
     threshold: Annotated[float, typer.Option(help="Confidence at which a token is fixed.")] = 0.9,
@@ -196,7 +200,7 @@ def folds(
     sweeps = Sweeps(delta or [], budget or [], depth or [])
     if not (sweeps.deltas or sweeps.budgets or sweeps.depths):
         sweeps = Sweeps([-1.0, 0.0, 0.05, 0.1, 0.2, 0.3, 0.5], range(1, 9), range(1, 5))
-    asked = Questions(problems, batch, threshold, max_new_tokens, dtype)
+    asked = Questions(problems, batch, threshold, max_new_tokens, dtype, sub_block_cache)
 
     def line(row: dict[str, Any]) -> str:
         settings = row["settings"]

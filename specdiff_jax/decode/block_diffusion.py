@@ -123,7 +123,7 @@ def advance(
     def step(current: BlockState) -> BlockState:
         if not sub_block_cache:
             return whole_block_step(model, current, requests, threshold, spec, waiting=jnp.zeros_like(current.done))
-        ready = _has_cached_sub_block(current, spec)
+        ready = has_cached_sub_block(current, spec)
         return jax.lax.cond(
             jnp.all(ready | current.done),
             lambda: sub_block_step(model, current, requests, threshold, spec),
@@ -247,7 +247,7 @@ def sub_block_step(
     return record(moved, requests, spec)
 
 
-def _has_cached_sub_block(state: BlockState, spec: BlockSpec) -> Bool[Array, " batch"]:
+def has_cached_sub_block(state: BlockState, spec: BlockSpec) -> Bool[Array, " batch"]:
     """Rows whose next step needs the rows of one sub-block alone.
 
     With the token shift, a sub-block's first slot is spoken for by the row before it, so it has to be found first.

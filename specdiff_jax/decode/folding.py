@@ -42,7 +42,8 @@ def folding_of(
     tables: GraphTables,
     settings: FoldSettings,
 ) -> Folding:
-    """Drafts fold into their parents, main and complete drafts into nothing.
+    """Drafts fold into their parents, main and complete drafts into nothing; in the first layer no slot that holds
+    another token than in the parent.
 
     A complete draft may stand for the commit, whose keys and values must be exact; invalid ones are read by nobody.
 
@@ -58,7 +59,7 @@ def folding_of(
     complete = ~jnp.any(blocks == spec.mask_token_id, axis=2)
     return Folding(
         parents=parents,
-        fresh=blocks != of_parents,
+        forced=(blocks != of_parents,),
         whole=complete.at[:, 0].set(True),
         idle=jnp.pad(~drafts.valid, ((0, 0), (1, 0))),
         delta=settings.delta,

@@ -69,6 +69,7 @@ class Spiffy:
         sub_block: as in `Vanilla`.
         adopt: whether the forward of a complete draft, run as a commit, stands for the commit.
         force: take a graph that was calibrated for another model, block or threshold.
+        sub_block_cache: as in `Vanilla`. Drafts then are of the active sub-block alone, and so never complete.
 
     Raises:
         InputError: a setting is out of range.
@@ -80,6 +81,7 @@ class Spiffy:
     sub_block: int | None = None
     adopt: bool = True
     force: bool = False
+    sub_block_cache: bool = False
 
     def __post_init__(self) -> None:
         if self.budget is not None and not 1 <= self.budget <= self.graph.budget:
@@ -89,7 +91,7 @@ class Spiffy:
     @property
     def baseline(self) -> Vanilla:
         """The method whose tokens it gives."""
-        return Vanilla(self.threshold, sub_block=self.sub_block)
+        return Vanilla(self.threshold, sub_block=self.sub_block, sub_block_cache=self.sub_block_cache)
 
 
 @dataclass(frozen=True)

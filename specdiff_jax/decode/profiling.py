@@ -31,7 +31,8 @@ from specdiff_jax.decode.requests import (
     row_keys,
 )
 from specdiff_jax.decode.sampling import sampling
-from specdiff_jax.decode.spiffy import Plan, SpiffyState, iterate, seen_slots, without_drafts
+from specdiff_jax.decode.spiffy import SpiffyState, iterate, without_drafts
+from specdiff_jax.decode.verification import Plan, seen_slots
 from specdiff_jax.errors import InputError
 from specdiff_jax.loading import Model
 from specdiff_jax.model.branches import Folding, LayerReport
@@ -104,6 +105,8 @@ def profile(
         InputError: a prompt or a setting can't be used.
     """
     check_method(model, method)
+    if method.sub_block_cache:
+        raise InputError("profiles are of whole blocks: leave sub_block_cache out")
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
     encoded = [encode_prompt(model, prompt, chat) for prompt in prompts]
@@ -174,7 +177,7 @@ def _look(decoder: Decoder, state: SpiffyState, plan: Plan, folded: FoldSettings
         valid=drafts.valid,
         levels=plan.tables.levels[drafts.nodes],
         masked=state.block == spec.mask_token_id,
-        fresh=folding.fresh,
+        fresh=folding.forced[0],
         residual=reports(dense).residual,
         recomputed=of_folded.recomputed,
         surviving=of_folded.surviving,

@@ -23,21 +23,23 @@ from specdiff_jax.decode.block_diffusion import (
     BlockState,
     begin,
     ending,
+    forward_block,
     fresh_block,
+    has_cached_sub_block,
     places_of,
     record,
-    rows_of_slots,
+    settle,
     step_keys,
 )
-from specdiff_jax.decode.denoise import accept
+from specdiff_jax.decode.denoise import accept, active_sub_block
 from specdiff_jax.decode.drafting import Drafts, GraphTables, draft, graph_tables, no_drafts
-from specdiff_jax.decode.folding import FoldSettings, capacities_of, folded_rows, folding_of
+from specdiff_jax.decode.folding import FoldSettings, capacities_of
 from specdiff_jax.decode.loop import BatchResult, OnTokens, run_loop, while_undone
 from specdiff_jax.decode.methods import SpecFold, Spiffy, denoising_spec
 from specdiff_jax.decode.requests import Requests, power_of_two
-from specdiff_jax.decode.verdict import Verdict, judge, judge_greedily
+from specdiff_jax.decode.verdict import Verdict, judge
+from specdiff_jax.decode.verification import Branches, Evaluated, Plan, evaluate
 from specdiff_jax.loading import Model
-from specdiff_jax.model.branches import Folding
 from specdiff_jax.model.cache import KVCache, write
 from specdiff_jax.model.decoder import Decoder
 from specdiff_jax.parallel import cache_sharding
@@ -67,54 +69,37 @@ class SpiffyState(BlockState):
     folded_rows: Int[Array, " batch"]
 
 
-class Evaluated(NamedTuple):
-    """What the forwards of main (branch 0) and of the drafts gave.
-
-    Attributes:
-        verdicts: distributions of every branch, [batch, branches, slots, ...].
-        keys: of every branch's rows, one array a layer.
-        values: of every branch's rows, one array a layer.
-        folded_rows: rows of drafts that were folded, over all layers.
-    """
-
-    verdicts: Verdict
-    keys: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
-    values: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
-    folded_rows: Int[Array, " batch"]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What is fixed while a batch decodes.
-
-    Attributes:
-        spec: the family's rules.
-        tables: the draft graph.
-        budget: drafts of an iteration.
-        adopt: whether the forward of a complete draft stands for the commit.
-        serial: whether branches run one after the other, each in the shape that vanilla decoding has.
-        fold: how rows are folded; None computes every row.
-    """
-
-    spec: BlockSpec
-    tables: GraphTables
-    budget: int
-    adopt: bool
-    serial: bool
-    fold: FoldSettings | None = None
-
-
 def iterate(
     model: Decoder, state: SpiffyState, requests: Requests, threshold: Float[Array, ""], plan: Plan
 ) -> SpiffyState:
     """One forward, and all steps that it pays for."""
-    spec = plan.spec
-    evaluated = evaluate(model, state, requests, plan)
-    passed = follow(state, evaluated.verdicts, requests, threshold, plan)
+    if not plan.sub_block_cache:
+        return verify(model, state, requests, threshold, plan)
+    ready = has_cached_sub_block(state, plan.spec)
+    return jax.lax.cond(
+        jnp.all(ready | state.done),
+        lambda: verify(model, state, requests, threshold, plan),
+        lambda: whole_block_forward(model, state, requests, threshold, plan, waiting=ready),
+    )
+
+
+def verify(
+    model: Decoder, state: SpiffyState, requests: Requests, threshold: Float[Array, ""], plan: Plan
+) -> SpiffyState:
+    """A forward of main and its drafts, and all steps that it pays for.
+
+    With `sub_block_cache` the rows are those of the active sub-block, and the cache stays what it is: nobody reads what
+    it holds of the active sub-block, and the next one begins with whole blocks.
+    """
+    spec, lengths = plan.spec, state.cache.lengths
     moves = ~state.done
+    cached, branches = branches_of(state, plan)
+    evaluated = evaluate(model, cached, branches, requests, plan)
+    verdicts = Verdict(*(_in_block(part, branches.starts - lengths, spec.block_size) for part in evaluated.verdicts))
+    passed = follow(state, verdicts, requests, threshold, plan)
     committed = passed.committed & moves
-    cache = _with_branch(state.cache, evaluated, passed.branch)
-    child_rows = jnp.sum(state.drafts.valid, axis=1) * spec.block_size * model.config.num_layers
+    cache = state.cache if plan.sub_block_cache else _with_branch(state.cache, evaluated, passed.branch)
+    child_rows = jnp.sum(branches.drafts.valid, axis=1) * branches.tokens.shape[2] * model.config.num_layers
     moved = dataclasses.replace(
         state,
         cache=cache,
@@ -124,18 +109,83 @@ def iterate(
         accepted=state.accepted + jnp.where(moves, passed.accepted, 0),
         hits=state.hits + jnp.where(moves[:, None], passed.hits, 0),
         fold_parent_hits=state.fold_parent_hits + jnp.where(moves[:, None], passed.fold_parent_hits, 0),
-        child_rows=state.child_rows + jnp.where(moves, child_rows, 0),
+        child_rows=state.child_rows + child_rows,
         folded_rows=state.folded_rows + jnp.where(moves, evaluated.folded_rows, 0),
     )
     recorded = record(moved, requests, spec)
     begun = dataclasses.replace(
         recorded,
-        cache=cache.with_lengths(cache.lengths + spec.block_size * committed),
+        cache=cache.with_lengths(lengths + spec.block_size * committed),
         block=jnp.where(committed[:, None], fresh_block(passed.seeds, spec), recorded.block),
     )
-    drafts = draft(passed.block, passed.verdict, spec, plan.tables, plan.budget, plan.adopt)
-    valid = drafts.valid & (moves & ~committed)[:, None]
-    return dataclasses.replace(record(begun, requests, spec), drafts=drafts._replace(valid=valid))
+    begun = record(begun, requests, spec)
+    return dataclasses.replace(begun, drafts=next_drafts(begun, passed.block, passed.verdict, plan, moves & ~committed))
+
+
+def branches_of(state: SpiffyState, plan: Plan) -> tuple[KVCache, Branches]:
+    """What a verification runs, and the cache with all that it sees of it."""
+    spec, lengths = plan.spec, state.cache.lengths
+    blocks = jnp.concatenate([state.block[:, None], state.drafts.blocks], axis=1)
+    drafts = state.drafts._replace(valid=state.drafts.valid & ~state.done[:, None])
+    levels = plan.tables.levels[drafts.nodes]
+    steps = state.vanilla_steps[:, None] + 1 + jnp.pad(levels, ((0, 0), (1, 0)))
+    if not plan.sub_block_cache:
+        return state.cache, Branches(blocks, drafts, steps, lengths)
+    first = active_sub_block(state.block == spec.mask_token_id, spec) * spec.sub_block
+    slots = first[:, None] + jnp.arange(spec.sub_block)
+    tokens = jnp.take_along_axis(blocks, slots[:, None], axis=2)
+    return state.cache.with_lengths(lengths + spec.block_size), Branches(tokens, drafts, steps, lengths + first)
+
+
+def whole_block_forward(
+    model: Decoder,
+    state: SpiffyState,
+    requests: Requests,
+    threshold: Float[Array, ""],
+    plan: Plan,
+    waiting: Bool[Array, " batch"],
+) -> SpiffyState:
+    """A forward of whole blocks without drafts, which caches them; `waiting` rows sit it out."""
+    spec = plan.spec
+    moves = ~state.done & ~waiting
+    cache, logits = forward_block(model, state, spec, waiting)
+    verdict = judge(logits, spec, requests.sampling, step_keys(requests, state.vanilla_steps + 1), plan.tables.ranks)
+    settled = settle(state, cache, verdict.tokens, verdict.confidence, requests, threshold, spec, moves)
+    made = next_drafts(settled, settled.block, verdict, plan, moves)
+    drafts = Drafts(
+        *(
+            jnp.where(moves.reshape(-1, *[1] * (new.ndim - 1)), new, old)
+            for new, old in zip(made, state.drafts, strict=True)
+        )
+    )
+    return dataclasses.replace(settled, vanilla_steps=state.vanilla_steps + moves, drafts=drafts)
+
+
+def next_drafts(
+    state: SpiffyState,
+    block: Int[Array, "batch slots"],
+    verdict: Verdict,
+    plan: Plan,
+    wanted: Bool[Array, " batch"],
+) -> Drafts:
+    """Drafts of what a block may become; with `sub_block_cache` none that leaves the sub-block that is cached.
+
+    Args:
+        state: the carry that they are for.
+        block: what they are drafts of.
+        verdict: the distribution that gave it.
+        plan: how.
+        wanted: rows that need drafts.
+    """
+    spec = plan.spec
+    drafts = draft(block, verdict, spec, plan.tables, plan.budget, plan.adopt)
+    valid = drafts.valid & wanted[:, None]
+    if plan.sub_block_cache:
+        inside = jnp.arange(spec.block_size) // spec.sub_block == state.cached_sub_block[:, None]
+        valid &= has_cached_sub_block(state, spec)[:, None]
+        valid &= jnp.any((drafts.blocks == spec.mask_token_id) & inside[:, None], axis=2)
+        valid &= jnp.all((drafts.blocks == block[:, None]) | inside[:, None], axis=2)
+    return drafts._replace(valid=valid)
 
 
 class Passed(NamedTuple):
@@ -207,111 +257,22 @@ def follow(
     return Passed(block, verdict, accepted, hits, fold_parent_hits, committed, branch, seeds)
 
 
-def evaluate(model: Decoder, state: SpiffyState, requests: Requests, plan: Plan) -> Evaluated:
-    """Run main and the drafts; main alone where no row has a draft."""
-    blocks = jnp.concatenate([state.block[:, None], state.drafts.blocks], axis=1)
-    levels = plan.tables.levels[state.drafts.nodes]
-    steps = state.vanilla_steps[:, None] + 1 + jnp.pad(levels, ((0, 0), (1, 0)))
-
-    def run(branches: int, folding: Folding | None) -> Evaluated:
-        given = model, state.cache, blocks[:, :branches], steps[:, :branches], requests, plan
-        return _one_by_one(*given) if plan.serial else _side_by_side(*given, folding)
-
-    def with_drafts() -> Evaluated:
-        if plan.fold is None:
-            return run(1 + plan.budget, None)
-        drafts = state.drafts._replace(valid=state.drafts.valid & ~state.done[:, None])
-        return run(1 + plan.budget, folding_of(blocks, drafts, plan.spec, plan.tables, plan.fold))
-
-    def alone() -> Evaluated:
-        main = run(1, None)
-
-        def widened(array: Array, axis: int) -> Array:
-            return jnp.repeat(array, 1 + plan.budget, axis=axis)
-
-        verdicts = Verdict(*(widened(array, 1) for array in main.verdicts))
-        keys, values = jax.tree.map(lambda array: widened(array, 2), (main.keys, main.values))
-        return Evaluated(verdicts, keys, values, main.folded_rows)
-
-    return jax.lax.cond(jnp.any(state.drafts.valid & ~state.done[:, None]), with_drafts, alone)
-
-
-def _side_by_side(
-    model: Decoder,
-    cache: KVCache,
-    blocks: Array,
-    steps: Array,
-    requests: Requests,
-    plan: Plan,
-    folding: Folding | None,
-) -> Evaluated:
-    """All branches in one forward."""
-    spec = plan.spec
-    visible = jax.vmap(lambda block: seen_slots(block, spec), in_axes=1, out_axes=1)(blocks)
-    output = model.branches(blocks, cache, visible, folding)
-    rows = rows_of_slots(output.hidden, spec)
-    if requests.sampling.kind == "greedy":
-        verdicts = judge_greedily(model, rows, spec, plan.tables.ranks)
-    else:
-        # Noise for the whole vocabulary, a branch at a time.
-        verdicts = jax.lax.map(
-            lambda given: judge(
-                model.logits(given[0]), spec, requests.sampling, step_keys(requests, given[1]), plan.tables.ranks
-            ),
-            (jnp.swapaxes(rows, 0, 1), jnp.swapaxes(steps, 0, 1)),
-        )
-        verdicts = jax.tree.map(lambda array: jnp.swapaxes(array, 0, 1), verdicts)
-    folded = jnp.zeros_like(cache.lengths)
-    if folding is not None:
-        folded = folded_rows(output.reports, ~folding.idle[:, 1:])
-    return Evaluated(verdicts, output.keys, output.values, folded)
-
-
-def _one_by_one(
-    model: Decoder, cache: KVCache, blocks: Array, steps: Array, requests: Requests, plan: Plan
-) -> Evaluated:
-    """A forward for every branch, with the same shapes, and so the same roundings, as in vanilla decoding."""
-    spec, lengths = plan.spec, cache.lengths
-
-    def one(given: tuple[Array, Array]) -> tuple[Verdict, tuple[Array, ...], tuple[Array, ...]]:
-        block, step = given
-        output = model(block, cache, visible=lengths[:, None] + seen_slots(block, spec))
-        assert output.cache is not None
-        verdict = judge(
-            model.logits(rows_of_slots(output.hidden, spec)),
-            spec,
-            requests.sampling,
-            step_keys(requests, step),
-            plan.tables.ranks,
-        )
-
-        def written(buffer: Array) -> Array:
-            size = (buffer.shape[1], spec.block_size, buffer.shape[3])
-            return jax.vmap(lambda row, start: jax.lax.dynamic_slice(row, (0, start, 0), size))(buffer, lengths)
-
-        return verdict, tuple(map(written, output.cache.keys)), tuple(map(written, output.cache.values))
-
-    verdicts, keys, values = jax.lax.map(one, (jnp.swapaxes(blocks, 0, 1), jnp.swapaxes(steps, 0, 1)))
-    verdicts = jax.tree.map(lambda array: jnp.swapaxes(array, 0, 1), verdicts)
-    keys, values = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 2), (keys, values))
-    return Evaluated(verdicts, keys, values, jnp.zeros_like(lengths))
-
-
-def seen_slots(block: Int[Array, "batch slots"], spec: BlockSpec) -> Int[Array, "batch slots"]:
-    """How many slots of the block each of its rows sees: all, or in a causal commit those up to its own."""
-    everything = jnp.full(block.shape, spec.block_size, jnp.int32)
-    if not spec.causal:
-        return everything
-    complete = ~jnp.any(block == spec.mask_token_id, axis=1, keepdims=True)
-    return jnp.where(complete, jnp.arange(1, spec.block_size + 1), everything)
-
-
 def _seeds(verdict: Verdict, spec: BlockSpec) -> Int[Array, " batch"]:
     """First token of the next block, if this was a commit.
 
     With the shift, the block's last row speaks for it and stands in the place of this block's first slot.
     """
     return verdict.tokens[:, 0] if spec.token_shift else verdict.tokens[:, -1]
+
+
+def _in_block(part: Array, first: Int[Array, " batch"], size: int) -> Array:
+    """What belongs to the slots (axis 2) from `first` on, in the places of a block's `size` slots; 0 in the others."""
+    width = part.shape[2]
+    if width == size:
+        return part
+    block = jnp.zeros((*part.shape[:2], size, *part.shape[3:]), part.dtype)
+    slots = first[:, None] + jnp.arange(width)
+    return jax.vmap(lambda row, places, values: row.at[:, places].set(values))(block, slots, part)
 
 
 def _with_branch(cache: KVCache, evaluated: Evaluated, branch: Int[Array, " batch"]) -> KVCache:
@@ -364,14 +325,16 @@ def run(
     folds = method if isinstance(method, SpecFold) else None
     tables = graph_tables(method.graph)
     room = power_of_two(limit)
-    capacity = requests.prompts.shape[1] + room + spec.block_size
+    # With the sub-block cache, rows that wait need a place to write to.
+    capacity = requests.prompts.shape[1] + room + (2 if method.sub_block_cache else 1) * spec.block_size
     sharding = None if model.mesh is None else cache_sharding(model.mesh)
 
     def start(decoder: Decoder, asked: Requests, *_: Any) -> SpiffyState:
         state = begin(decoder, asked, spec, capacity=capacity, room=room, sharding=sharding)
         return without_drafts(state, budget, nodes)
 
-    capacities = capacities_of((1 + budget) * spec.block_size, folds.buckets) if folds else ()
+    width = spec.sub_block if method.sub_block_cache else spec.block_size
+    capacities = capacities_of((1 + budget) * width, folds.buckets) if folds else ()
 
     def go_on(
         decoder: Decoder,
@@ -383,11 +346,12 @@ def run(
         delta: Array,
     ) -> SpiffyState:
         fold = FoldSettings(delta, capacities, folds.attention) if folds else None
-        plan = Plan(spec, tables, budget, adopt, serial, fold)
+        plan = Plan(spec, tables, budget, adopt, serial, fold, method.sub_block_cache)
         return while_undone(lambda current: iterate(decoder, current, asked, threshold, plan), state, steps)
 
     sizes = tables.positions.shape, tables.depth, tables.ranks
-    key = ("spiffy", sizes, spec, budget, adopt, serial, room, capacities, folds.attention if folds else None)
+    attention = folds.attention if folds else None
+    key = ("spiffy", sizes, spec, budget, adopt, serial, room, capacities, attention, method.sub_block_cache)
     settings = jnp.float32(method.threshold), tables, jnp.float32(folds.delta if folds else 0)
     state, seconds = run_loop(model, key, start, go_on, requests, *settings, on_tokens=on_tokens)
     return BatchResult(

@@ -33,7 +33,7 @@ class Folding:
 
     Attributes:
         parents: each branch's parent, which stands before it; 0 for branch 0.
-        fresh: slots that hold another token than in the parent; they are not folded in the first layer.
+        forced: rows that are computed whatever their residual, for the first layers; for the others none are.
         whole: branches that are computed densely, branch 0 among them.
         idle: branches that nobody reads; nothing of them is computed.
         delta: relative residual up to which a row is folded; below 0 none is.
@@ -43,7 +43,7 @@ class Folding:
     """
 
     parents: Int[Array, "batch branches"]
-    fresh: Bool[Array, "batch branches slots"]
+    forced: tuple[Bool[Array, "batch branches slots"], ...]
     whole: Bool[Array, "batch branches"]
     idle: Bool[Array, "batch branches"]
     delta: Float[Array, ""]
@@ -57,12 +57,14 @@ class Shared(NamedTuple):
     Attributes:
         rotary: of every slot.
         lengths: tokens in the cache.
+        gaps: the first of them that no row sees, and the place behind the last such one; None where all are seen.
         seen: which slots of its own branch each row sees.
         folding: what may be folded; None computes every row.
     """
 
     rotary: RotaryTable
     lengths: Int[Array, " batch"]
+    gaps: Int[Array, "batch 2"] | None
     seen: Bool[Array, "batch branches slots keys"]
     folding: Folding | None
 
@@ -100,7 +102,7 @@ class Layer(NamedTuple):
 
 
 def run_layer(
-    layer: Layer, hidden: Float[Array, "batch branches slots hidden"], cached: LayerCache, shared: Shared, first: bool
+    layer: Layer, hidden: Float[Array, "batch branches slots hidden"], cached: LayerCache, shared: Shared, index: int
 ) -> LayerResult:
     """One layer for all branches.
 
@@ -109,15 +111,15 @@ def run_layer(
         hidden: residual streams before it.
         cached: the layer's keys and values of what stands before the block.
         shared: what all layers share.
-        first: whether it is the model's first layer.
+        index: which layer of the model it is.
     """
     if shared.folding is None:
         return _compute(layer, hidden, cached, shared)
     folding = shared.folding
     residual = relative_residual(hidden, folding.parents)
     recomputed = residual > folding.delta
-    if first:
-        recomputed |= folding.fresh
+    if index < len(folding.forced):
+        recomputed |= folding.forced[index]
     recomputed = (recomputed | folding.whole[..., None]) & ~folding.idle[..., None]
     plan = plan_rows(recomputed, folding.parents)
 
@@ -149,7 +151,7 @@ def _compute(
     attention = layer.attention
     angles = jax.tree.map(lambda part: taken(_of_branches(part, shape[1])), shared.rotary)
     queries, keys, values = attention.project(layer.attention_norm(taken(hidden)), angles)
-    before = SoftmaxState(*map(read, prefix_state(queries, *cached, shared.lengths)))
+    before = SoftmaxState(*map(read, prefix_state(queries, *cached, shared.lengths, shared.gaps)))
     queries, keys, values = read(queries), read(keys), read(values)
     state = merge(before, block_state(queries, keys, values, shared.seen))
     report = None

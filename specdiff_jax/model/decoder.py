@@ -126,23 +126,27 @@ class Decoder(nnx.Module):
         cache: KVCache,
         visible: Int[Array, "batch branches slots"],
         folding: Folding | None = None,
+        *,
+        starts: Int[Array, " batch"] | None = None,
     ) -> BranchOutput:
         """Run several continuations of each batch row's cached tokens in one forward.
 
         Args:
-            tokens: ids; every branch begins behind the cached tokens and sees them all, and of the others nothing.
+            tokens: ids; a branch sees all cached tokens but those whose place it takes, and nothing of other branches.
             cache: keys and values so far; it is read alone.
             visible: how many slots of its own branch, counted from its first, each row sees.
             folding: what may be folded; None computes every row.
+            starts: places among the cached tokens from where on the branches take theirs; by default behind all.
         """
         slots = jnp.arange(tokens.shape[2], dtype=jnp.int32)
-        rotary = rotary_table(self.config.rotary, cache.lengths[:, None] + slots)
-        shared = Shared(rotary, cache.lengths, slots < visible[..., None], folding)
+        gaps = None if starts is None else jnp.stack([starts, starts + slots.size], axis=1)
+        rotary = rotary_table(self.config.rotary, (cache.lengths if starts is None else starts)[:, None] + slots)
+        shared = Shared(rotary, cache.lengths, gaps, slots < visible[..., None], folding)
         hidden = lookup(self.embedding[...], tokens)
         results = []
         for index, layer in enumerate(self.layers):
             parts = Layer(layer.attention_norm, layer.attention, layer.feed_forward_norm, layer.feed_forward)
-            result = run_layer(parts, hidden, (cache.keys[index], cache.values[index]), shared, index == 0)
+            result = run_layer(parts, hidden, (cache.keys[index], cache.values[index]), shared, index)
             hidden = result.hidden
             results.append(result)
         return BranchOutput(

@@ -11,8 +11,8 @@ import pytest
 from flax import nnx
 
 import bench.target
-from bench.forward import sections
-from bench.forward_step import forwards, measure, verifications
+from bench.forward import ForwardBench, sections
+from bench.forward_step import forwards, measure, prescribed, verifications
 from bench.run import Settings
 from bench.target import filled_cache
 from specdiff_jax.block_spec import block_spec
@@ -87,19 +87,51 @@ def test_branches_read_the_weights_once_and_choose_what_each_would_alone(monkeyp
     decoder = nnx.merge(model.graphdef, model.params)
     cache = filled_cache(model, jnp.full((1,), 6, jnp.int32), 10)
     tokens = jnp.arange(8, dtype=jnp.int32).reshape(1, 2, 4)
-    _, both = jax.jit(lambda count: verifications(decoder, cache, tokens, count, block_spec(config)))(2)
+    _, both = jax.jit(lambda count: verifications(decoder, cache, tokens, count, None, block_spec(config)))(2)
     for branch in range(2):
         _, alone = jax.jit(lambda count, own: forwards(decoder, cache, own, count))(2, tokens[:, branch])
         np.testing.assert_array_equal(both[:, branch], alone)
 
 
 def test_rows_count_all_branches():
-    (section,) = sections(["nld-3b"], [32], [8], Settings())
+    (section,) = sections(ForwardBench(["nld-3b"], [32], [8]), Settings())
     assert (section.known["path"], section.known["branches"], section.known["rows"]) == ("dense", 8, 288)
 
 
+def test_folded_sections_stand_beside_the_dense_one():
+    asked = ForwardBench(["nld-3b"], [32], [0, 8], [0.5, 0.6], [1, 4])
+    planned = [section.known for section in sections(asked, Settings())]
+    assert [(row["path"], row["fold_ratio"], row["rows"], row["settings"].get("buckets")) for row in planned] == [
+        ("vanilla", None, 32, None),
+        ("dense", None, 288, None),
+        ("folded", 0.5, 160, 1),
+        ("folded", 0.5, 160, 4),
+        ("folded", 0.6, 134, 1),
+        ("folded", 0.6, 134, 4),
+    ]
+
+
+def test_prescribed_rows_fold():
+    folding = prescribed(layers=3, branches=5, slots=8, fold_ratio=0.75, buckets=5)
+    masks = np.stack(folding.forced)
+    assert masks.shape == (3, 1, 5, 8)
+    assert masks.sum(axis=(1, 2, 3)).tolist() == [8, 8, 8]
+    assert not masks[:, :, 0].any()
+    assert not (masks[0] == masks[1]).all()
+    assert (folding.capacities, float(folding.delta)) == ((8, 16, 24, 32, 40), np.inf)
+
+
+def test_folded_forwards_are_measured(monkeypatch):
+    config = dataclasses.replace(
+        TINY, family="nemotron_labs_diffusion", block_size=4, mask_token_id=96, tie_embeddings=False
+    )
+    monkeypatch.setattr(bench.target, "geometry", lambda name: config)
+    result = measure("tiny", "float32", 4, 2, 6, steps=200, repeats=1, fold_ratio=0.5, buckets=2)
+    assert result["seconds"] > 0
+
+
 def test_rows_have_the_keys_that_others_read():
-    planned = sections(["qwen3-8b", "nld-3b"], [1, 32], [0], Settings(cache_tokens=512))
+    planned = sections(ForwardBench(["qwen3-8b", "nld-3b"], [1, 32], [0]), Settings(cache_tokens=512))
     assert [(section.known["geometry"], section.known["rows"]) for section in planned] == [
         ("qwen3-8b", 1),
         ("qwen3-8b", 32),
@@ -117,7 +149,7 @@ def test_rows_have_the_keys_that_others_read():
 
 
 def test_without_a_bandwidth_there_is_no_floor():
-    (section,) = sections(["nld-3b"], [1], [0], Settings())
+    (section,) = sections(ForwardBench(["nld-3b"], [1], [0]), Settings())
     measured = {"seconds": 4e-3, "spread": 1.0, "weight_bytes": 1, "cache_bytes": 1}
     row = section.row(section.known, measured, None)
     assert row["weight_floor_microseconds"] is row["ratio_to_floor"] is None

@@ -200,7 +200,7 @@ def test_main_complete_and_impossible_drafts_do_not_fold() -> None:
     assert folding.idle.tolist() == [[False, False, False, True]]
     changed = np.zeros((4, 8), bool)
     changed[1, 3] = changed[2, 5] = True
-    assert folding.fresh[0].tolist() == changed.tolist()
+    assert folding.forced[0][0].tolist() == changed.tolist()
 
 
 def test_folded_rows_are_those_of_possible_drafts_in_all_layers() -> None:

@@ -60,8 +60,8 @@ class Case:
     def folding(
         self, delta: float, capacities: tuple[int, ...] = (ROWS,), attention: FoldedAttention = "split"
     ) -> Folding:
-        arrays = (jnp.array(array) for array in (self.parents, self.fresh, self.whole, self.idle))
-        return Folding(*arrays, jnp.array(delta, jnp.float32), capacities, attention)
+        parents, fresh, whole, idle = map(jnp.array, (self.parents, self.fresh, self.whole, self.idle))
+        return Folding(parents, (fresh,), whole, idle, jnp.array(delta, jnp.float32), capacities, attention)
 
     def forest(self, row: int) -> Forest:
         return Forest(

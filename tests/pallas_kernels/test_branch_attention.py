@@ -160,6 +160,21 @@ def test_a_prefix_of_no_tokens() -> None:
     jax.tree.map(np.testing.assert_array_equal, jax.jit(merge)(some, nothing), some)
 
 
+def test_a_gap_in_the_prefix() -> None:
+    """Cached tokens whose place the branches take are not seen."""
+    rows = random_rows(4)
+    row = int(np.argmax(rows.lengths))
+    length = int(rows.lengths[row])
+    gaps = np.tile([[1, length - 1]], (len(rows.lengths), 1))
+    flat = rows.queries.reshape(len(rows.lengths), -1, *rows.queries.shape[3:])
+    state = jax.jit(prefix_state)(flat, rows.cached_keys, rows.cached_values, rows.lengths, gaps)
+    seen = [0, length - 1]
+    keys, values = (table[row, :, seen].astype(np.float64) for table in (rows.cached_keys, rows.cached_values))
+    expected = [folded_oracle.attend(of.reshape(-1, HEAD_DIM).astype(np.float64), keys, values) for of in flat[row]]
+    found = np.asarray(mixed_values(state))[row].reshape(np.shape(expected))
+    np.testing.assert_allclose(found, expected, atol=EXACT)
+
+
 @pytest.mark.parametrize("apart", [-200.0, -3.0, 0.0, 3.0, 200.0])
 def test_states_merge_at_any_distance(apart: float) -> None:
     """The scores of one are so much higher; a difference of 200 is more than float32's range of powers."""
@@ -245,7 +260,7 @@ def by_layer(rows: Rows, attention: FoldedAttention) -> tuple[jax.Array, jax.Arr
         nobody = jnp.zeros(rows.parents.shape, bool)
         folding = Folding(
             parents=rows.parents,
-            fresh=rows.recomputed,
+            forced=(rows.recomputed,),
             whole=nobody.at[:, 0].set(True),
             idle=nobody,
             delta=jnp.array(np.inf),
@@ -253,8 +268,8 @@ def by_layer(rows: Rows, attention: FoldedAttention) -> tuple[jax.Array, jax.Arr
             attention=attention,
         )
         angles = jnp.zeros((len(LENGTHS), SLOTS, 1))
-        shared = Shared(RotaryTable(angles, angles, None), rows.lengths, rows.seen, folding)
-        result = run_layer(layer, hidden, (rows.cached_keys, rows.cached_values), shared, first=True)
+        shared = Shared(RotaryTable(angles, angles, None), rows.lengths, None, rows.seen, folding)
+        result = run_layer(layer, hidden, (rows.cached_keys, rows.cached_values), shared, index=0)
         return (result.hidden - hidden).reshape(tables.shape)[..., :-2, :], result.report.surviving
 
     return run(rows)
