@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bench.fold_summary import sweep
 from bench.results import Row, read_results
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
 def plot_results(results: Path) -> list[Path]:
     """Draw what each GPU's folder below `results` holds: `verification.png` from `forward.json`, `drafts.png` from
-    `drafts.json`, `delta.png` and `budget.png` from `folds.json`.
+    `drafts.json`, `delta.png`, `budget.png` and `depth.png` from `folds.json`.
 
     Returns:
         the files that were written.
@@ -58,7 +59,7 @@ def draw_drafts(axes: Axes, rows: Iterable[Row]) -> None:
 
 def draw_delta(axes: Axes, rows: Iterable[Row]) -> None:
     """Accuracy over delta, and the share of rows that are folded (the SpecFold paper's figure 4)."""
-    for model, points in _curves(rows, "sets", "delta").items():
+    for model, points in _curves(rows, "specfold", "delta").items():
         _line(axes, f"{model}, right answers", {delta: 100 * row["accuracy"] for delta, row in points.items()})
         _line(axes, f"{model}, folded rows", {delta: 100 * row["fold_ratio"] for delta, row in points.items()}, "--")
     axes.set(xlabel="delta", ylabel="share (%)", ylim=(0, 100))
@@ -66,14 +67,22 @@ def draw_delta(axes: Axes, rows: Iterable[Row]) -> None:
 
 def draw_budget(axes: Axes, rows: Iterable[Row]) -> None:
     """Speed over the number of drafts, relative to vanilla decoding (the SpecFold paper's figure 5)."""
+    _draw_speed(axes, rows, "budget")
+    axes.set(xlabel="drafts")
+
+
+def draw_depth(axes: Axes, rows: Iterable[Row]) -> None:
+    """Speed over the depth of seven drafts, relative to vanilla decoding (the SpecFold paper's table 2)."""
+    _draw_speed(axes, rows, "depth")
+    axes.set(xlabel="depth of seven drafts")
+
+
+def _draw_speed(axes: Axes, rows: Iterable[Row], over: str) -> None:
     rows = list(rows)
-    speed = {row["model"]: row["tokens_per_second"] for row in rows if row["method"] == "vanilla"}
     for method, style in (("specfold", "-"), ("spiffy", "--")):
-        usual = [row for row in rows if row["method"] == method and row["settings"].get("delta", 0.1) == 0.1]
-        for model, points in _curves(usual, "sets", "budget").items():
-            curve = {budget: row["tokens_per_second"] / speed[model] for budget, row in points.items()}
-            _line(axes, f"{model}, {method}", curve, style)
-    axes.set(xlabel="drafts", ylabel="tokens/s, relative to vanilla", ylim=(0, None))
+        for model, points in _curves(rows, method, over).items():
+            _line(axes, f"{model}, {method}", {point: row["speedup"] for point, row in points.items()}, style)
+    axes.set(ylabel="tokens/s, relative to vanilla", ylim=(0, None))
 
 
 PICTURES: tuple[tuple[str, str, Callable[[Axes, Iterable[Row]], None]], ...] = (
@@ -81,18 +90,18 @@ PICTURES: tuple[tuple[str, str, Callable[[Axes, Iterable[Row]], None]], ...] = (
     ("drafts", "drafts", draw_drafts),
     ("folds", "delta", draw_delta),
     ("folds", "budget", draw_budget),
+    ("folds", "depth", draw_depth),
 )
 """Which result file each picture is of."""
 
 
-def _curves(rows: Iterable[Row], nodes: str, over: str) -> dict[str, dict[float, Row]]:
-    """By model, the rows of one kind of draft graph that have a setting, by its value, where there are several."""
+def _curves(rows: Iterable[Row], method: str, over: str) -> dict[str, dict[float, Row]]:
+    """By model, the rows of one method in a sweep, by what it is over."""
     curves: dict[str, dict[float, Row]] = {}
-    for row in rows:
-        settings = row["settings"]
-        if settings.get("nodes") == nodes and over in settings and (over != "delta" or settings["budget"] == 8):
-            curves.setdefault(row["model"], {})[settings[over]] = row
-    return {model: points for model, points in sorted(curves.items()) if len(points) > 1}
+    for row in sweep(over)(rows):
+        if row["method"] == method:
+            curves.setdefault(row["model"], {})[row["settings"][over]] = row
+    return dict(sorted(curves.items()))
 
 
 def _line(axes: Axes, name: str, curve: Mapping[float, float], style: str = "-") -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.draft_summary import budgets_side_by_side
+from bench.fold_summary import sweep
 from bench.results import Row, read_results
 from bench.task_summary import summarize
 from bench.tasks import TASK_NAMES
@@ -76,6 +77,36 @@ def _decode_order(row: Row) -> Any:
     return row["model"], settings["batch"], settings["devices"], row["tokens_per_second"] or 0.0
 
 
+def _folds(over: str) -> TableSpec:
+    """The rows of one sweep of `specdiff bench folds`."""
+    return TableSpec(
+        file="folds",
+        wanted=lambda row: True,
+        gather=sweep(over),
+        order=lambda row: (
+            row["model"],
+            row["method"] != "vanilla",
+            row["settings"].get("budget", 0),
+            row["settings"].get("depth", 0),
+            row["settings"].get("delta", -2),
+        ),
+        columns={
+            "model": lambda row: row["model"],
+            "method": _method,
+            "drafts": lambda row: str(_of(row, "budget")),
+            "depth": lambda row: str(_of(row, "depth")),
+            "delta": lambda row: str(_of(row, "delta")),
+            "answers": _number("problems"),
+            "right": lambda row: _share(row["accuracy"]),
+            "same tokens as vanilla": lambda row: _share(row["identical_to_baseline"]),
+            "forwards saved": lambda row: _share(row["forwards_saved"]),
+            "folded rows": lambda row: _share(row["fold_ratio"]),
+            "tokens/s": _result("tokens_per_second"),
+            "/ vanilla": _number("speedup", 2),
+        },
+    )
+
+
 TABLES = {
     "decode": TableSpec(
         file="decode",
@@ -141,30 +172,10 @@ TABLES = {
             **{f"B = {budget}": _saved(budget) for budget in range(1, 9)},
         },
     ),
-    "folds": TableSpec(
-        file="folds",
-        wanted=lambda row: True,
-        order=lambda row: (
-            row["model"],
-            str(_of(row, "nodes")),
-            row["settings"].get("budget", 0),
-            row["settings"].get("depth", 0),
-            row["settings"].get("delta", -2),
-        ),
-        columns={
-            "model": lambda row: row["model"],
-            "method": _method,
-            "nodes": lambda row: str(_of(row, "nodes")),
-            "B": lambda row: str(_of(row, "budget")),
-            "depth": lambda row: str(_of(row, "depth")),
-            "delta": lambda row: str(_of(row, "delta")),
-            "answers": _number("problems"),
-            "right": lambda row: _share(row["accuracy"]),
-            "forwards saved": lambda row: _share(row["forwards_saved"]),
-            "folded": lambda row: _share(row["fold_ratio"]),
-            "tokens/s": _result("tokens_per_second"),
-        },
-    ),
+    "fold-deltas": _folds("delta"),
+    "fold-budgets": _folds("budget"),
+    "fold-depths": _folds("depth"),
+    "fold-sub-block-cache": _folds("sub_block_cache"),
     "flips": TableSpec(
         file="flips",
         wanted=lambda row: True,

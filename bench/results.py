@@ -17,7 +17,7 @@ Row = dict[str, Any]
 KEYS = {
     "decode": ("model", "task", "method", "settings"),
     "drafts": ("model", "task", "method", "settings"),
-    "folds": ("model", "task", "method", "settings"),
+    "folds": ("model", "task", "method", "settings", "problems"),
     "flips": ("model", "method", "settings"),
     "forward": ("geometry", "path", "implementation", "branches", "settings"),
 }

@@ -13,6 +13,9 @@ from specdiff_jax.decode.profiling import Verification
 CLOSE = (0.1, 0.3)
 """Residuals below which the SpecFold paper gives the shares of cells: 72 % and 88 %."""
 
+SHARES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
+"""Of cells, for which the residual is told that so many don't exceed."""
+
 SURVIVING_EDGES = (0.0, 1e-6, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 0.9, 1.0)
 """Bins of the mass that the correction leaves."""
 
@@ -26,8 +29,9 @@ def summarize(verifications: Sequence[Verification], delta: float) -> dict[str, 
 
     Returns:
         shares of cells within each of `CLOSE`, and the fold ratio: of all, by layer, and by level of the draft; the
-        mean residual by layer and distance to the nearest slot that differs from the parent (null where no slot is so
-        far); how many folded rows have how much of their source's softmax mass left.
+        residuals that `SHARES` of all cells don't exceed; the mean residual by layer and distance to the nearest slot
+        that differs from the parent (null where no slot is so far); how many folded rows have how much of their
+        source's softmax mass left.
     """
     levels = np.concatenate([seen.levels for seen in verifications])
     residual, recomputed, surviving = (
@@ -44,6 +48,7 @@ def summarize(verifications: Sequence[Verification], delta: float) -> dict[str, 
         "delta": delta,
         "fold_ratio": float(folded.mean()),
         "share_within": _shares(residual, axis=None),
+        "residual_of_share": dict(zip(map(str, SHARES), np.quantile(residual, SHARES).tolist(), strict=True)),
         "layers": {
             "fold_ratio": folded.mean(axis=(1, 2)).tolist(),
             "share_within": _shares(residual, axis=(1, 2)),

@@ -33,6 +33,9 @@ def test_shares_and_ratios_by_hand() -> None:
     # Of a draft's eight cells one in the first layer and two in the second are past 0.1, one each past 0.3.
     assert summary["share_within"] == {"0.1": 5 / 8, "0.3": 6 / 8}
     assert summary["fold_ratio"] == 5 / 8
+    # In order: 12 of 0, 8 of 0.05, 4 each of 0.2, 1 and 2.
+    assert summary["residual_of_share"]["0.5"] == pytest.approx(0.05)
+    assert summary["residual_of_share"]["0.95"] == pytest.approx(2)
     assert summary["layers"]["fold_ratio"] == [3 / 4, 2 / 4]
     assert summary["layers"]["share_within"] == {"0.1": [3 / 4, 2 / 4], "0.3": [3 / 4, 3 / 4]}
     assert set(summary["levels"]) == {"1", "2"}

@@ -20,6 +20,8 @@ from specdiff_jax.parallel import batch_sharding
 Prompt = str | Sequence[dict[str, str]] | Sequence[int]
 
 SMALLEST_BUCKET = 32
+SHORTEST_PROMPT = 128
+"""Shorter prompts are padded to so many tokens: reading them costs next to nothing, another program takes seconds."""
 MAX_SEED = 2**32 - 1  # what a jax random key can be made from
 
 
@@ -138,7 +140,7 @@ def make_requests(
 ) -> Requests:
     """`rows` as one batch, placed on the model's devices; a short batch is filled with rows that ask for nothing."""
     filler = batch - len(rows)
-    prompts = np.zeros((batch, power_of_two(max(map(len, rows)))), np.int32)
+    prompts = np.zeros((batch, power_of_two(max(SHORTEST_PROMPT, *map(len, rows)))), np.int32)
     for index, row in enumerate(rows):
         prompts[index, : len(row)] = row
     requests = Requests(

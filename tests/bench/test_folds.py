@@ -41,10 +41,13 @@ def test_rows_tell_what_folding_costs_and_gives(tiny_diffusion_checkpoint: Path,
     assert 0 < folded["fold_ratio"] < 1
     assert all(row["tokens_per_second"] > 0 and row["problems"] == 5 for row in (vanilla, spiffy, folded))
     add_rows(tmp_path, "folds", ENVIRONMENT, [vanilla, spiffy, folded])
-    table = fill("<!-- results: folds -->\n<!-- end -->\n", tmp_path)
+    more = {**folded, "settings": {**folded["settings"], "budget": 1}, "tokens_per_second": 5.0}
+    add_rows(tmp_path, "folds", ENVIRONMENT, [more])
+    table = fill("<!-- results: fold-budgets -->\n<!-- end -->\n", tmp_path)
     depth = folded["settings"]["depth"]
-    assert table.count(f"| {tiny_diffusion_checkpoint} | specfold | sets | 2 | {depth} | 0.1 | 5 |") == 1
+    assert table.count(f"| {tiny_diffusion_checkpoint} | specfold | 2 | {depth} | 0.1 | 5 |") == 1
     assert table.count("| spiffy |") == table.count("| vanilla |") == 1
+    assert "No results" in fill("<!-- results: fold-depths -->\n<!-- end -->\n", tmp_path)
 
 
 def test_depths_beyond_the_drafts_are_refused(tmp_path: Path) -> None:

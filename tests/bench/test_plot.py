@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from bench.environment import Environment
-from bench.plot import draw_budget, draw_delta, draw_drafts, draw_verification
+from bench.plot import draw_budget, draw_delta, draw_depth, draw_drafts, draw_verification
 from bench.results import Row, add_rows
 from specdiff_jax.cli.bench import bench
 
@@ -62,7 +62,7 @@ def test_saved_forwards_are_over_the_number_of_drafts() -> None:
 
 def folded(method: str, saved_speed: float, **settings: object) -> Row:
     known = {"model": "tiny", "task": "all", "method": method, "settings": {"nodes": "sets", "budget": 8, **settings}}
-    return {**known, "accuracy": 0.5, "fold_ratio": 0.75, "tokens_per_second": saved_speed}
+    return {**known, "problems": 5, "accuracy": 0.5, "fold_ratio": 0.75, "tokens_per_second": saved_speed}
 
 
 FOLDS = [
@@ -72,7 +72,12 @@ FOLDS = [
     folded("specfold", 120.0, delta=0.1, budget=2),
     folded("spiffy", 80.0),
     folded("spiffy", 90.0, budget=1),
-    folded("specfold", 170.0, delta=0.1, nodes="chains", budget=7),
+    folded("specfold", 170.0, delta=0.1, nodes="chains", budget=7, depth=1),
+    folded("specfold", 180.0, delta=0.1, nodes="chains", budget=7, depth=2),
+    {**folded("vanilla", 1000.0), "settings": {}, "problems": 50},  # of other questions
+    {**folded("specfold", 1500.0, delta=0.1), "problems": 50},
+    {**folded("vanilla", 10.0), "settings": {"sub_block_cache": True}},
+    folded("specfold", 15.0, delta=0.2, sub_block_cache=True),
 ]
 
 
@@ -84,6 +89,10 @@ def test_accuracy_and_folded_rows_are_over_delta() -> None:
 def test_speed_over_drafts_is_at_the_usual_delta() -> None:
     expected = {"tiny, specfold": [(2, 1.2), (8, 1.5)], "tiny, spiffy": [(1, 0.9), (8, 0.8)]}
     assert lines(draw_budget, FOLDS) == expected
+
+
+def test_speed_over_depth() -> None:
+    assert lines(draw_depth, FOLDS) == {"tiny, specfold": [(1, 1.7), (2, 1.8)]}
 
 
 def test_pictures_lie_beside_the_results(tmp_path: Path) -> None:
