@@ -59,7 +59,8 @@ def draw_drafts(axes: Axes, rows: Iterable[Row]) -> None:
 
 def draw_delta(axes: Axes, rows: Iterable[Row]) -> None:
     """Accuracy over delta, and the share of rows that are folded (the SpecFold paper's figure 4)."""
-    for model, points in _curves(rows, "specfold", "delta").items():
+    for model, swept in _curves(rows, "specfold", "delta").items():
+        points = {delta: row for delta, row in swept.items() if delta >= 0}  # below it nothing is folded
         _line(axes, f"{model}, right answers", {delta: 100 * row["accuracy"] for delta, row in points.items()})
         _line(axes, f"{model}, folded rows", {delta: 100 * row["fold_ratio"] for delta, row in points.items()}, "--")
     axes.set(xlabel="delta", ylabel="share (%)", ylim=(0, 100))

@@ -202,6 +202,7 @@ TABLES = {
             "branches": _number("branches"),
             "rows": _number("rows"),
             "fold ratio": _number("fold_ratio", 2),
+            "capacities": lambda row: str(_of(row, "buckets")),
             "forward (µs)": _result("microseconds"),
             "reading the weights (µs)": _number("weight_floor_microseconds"),
         },

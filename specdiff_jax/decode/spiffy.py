@@ -152,12 +152,7 @@ def whole_block_forward(
     verdict = judge(logits, spec, requests.sampling, step_keys(requests, state.vanilla_steps + 1), plan.tables.ranks)
     settled = settle(state, cache, verdict.tokens, verdict.confidence, requests, threshold, spec, moves)
     made = next_drafts(settled, settled.block, verdict, plan, moves)
-    drafts = Drafts(
-        *(
-            jnp.where(moves.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-            for new, old in zip(made, state.drafts, strict=True)
-        )
-    )
+    drafts = Drafts(*(_rows_from(moves, new, old) for new, old in zip(made, state.drafts, strict=True)))
     return dataclasses.replace(settled, vanilla_steps=state.vanilla_steps + moves, drafts=drafts)
 
 
@@ -242,19 +237,21 @@ def follow(
         complete = ~jnp.any(block == spec.mask_token_id, axis=1)
         next_block, next_verdict, next_seeds = step(block, place + 1)
 
-        def passing(new: Array, old: Array, going: Array = going) -> Array:
-            return jnp.where(going.reshape(-1, *[1] * (new.ndim - 1)), new, old)
-
-        block, seeds = passing(next_block, block), passing(next_seeds, seeds)
-        verdict = Verdict(*map(passing, next_verdict, verdict))
+        block, seeds = _rows_from(going, next_block, block), _rows_from(going, next_seeds, seeds)
+        verdict = Verdict(*(_rows_from(going, new, old) for new, old in zip(next_verdict, verdict, strict=True)))
         hits = hits.at[batch, node].add(going)
         fold_parent_hits = fold_parent_hits.at[batch, node].add(going & (tables.fold_parents[node] == reached))
-        accepted, reached = accepted + going, passing(node, reached)
+        accepted, reached = accepted + going, _rows_from(going, node, reached)
         committed |= going & complete
-        branch = passing(place + 1, branch) if plan.adopt else branch
+        branch = _rows_from(going, place + 1, branch) if plan.adopt else branch
         going &= ~complete
     branch = jnp.where(committed, branch, 0)
     return Passed(block, verdict, accepted, hits, fold_parent_hits, committed, branch, seeds)
+
+
+def _rows_from(which: Bool[Array, " batch"], new: Array, old: Array) -> Array:
+    """`new` in some batch rows, `old` in the others."""
+    return jnp.where(which.reshape(-1, *[1] * (new.ndim - 1)), new, old)
 
 
 def _seeds(verdict: Verdict, spec: BlockSpec) -> Int[Array, " batch"]:
