@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
 
-from bench.folds import USUAL_BUDGET, USUAL_DELTA
+from bench.folds import USUAL_BUCKETS, USUAL_BUDGET, USUAL_DELTA
 from bench.results import Row
 
 _ASKED = ("batch", "threshold", "max_new_tokens", "dtype", "sub_block_cache")
@@ -14,10 +14,13 @@ _ASKED = ("batch", "threshold", "max_new_tokens", "dtype", "sub_block_cache")
 def in_sweep(row: Row, over: str) -> bool:
     """Whether a row of `folds.json` belongs to a sweep, over "delta", "budget", "depth" or "sub_block_cache"."""
     settings = row["settings"]
-    if over == "sub_block_cache" or settings.get("sub_block_cache"):
-        return bool(over == "sub_block_cache" and settings.get("sub_block_cache"))
+    cached = bool(settings.get("sub_block_cache"))
+    if cached or over == "sub_block_cache":
+        return cached and over == "sub_block_cache"
     if row["method"] == "vanilla":
         return True
+    if (settings.get("attention", "split"), settings.get("buckets", USUAL_BUCKETS)) != ("split", USUAL_BUCKETS):
+        return False
     if over == "delta":
         return bool(settings["nodes"] == "sets" and settings["budget"] == USUAL_BUDGET)
     usual = settings.get("delta", USUAL_DELTA) == USUAL_DELTA
@@ -25,7 +28,7 @@ def in_sweep(row: Row, over: str) -> bool:
 
 
 def sweep(over: str) -> Callable[[Iterable[Row]], list[Row]]:
-    """What takes the rows of a sweep: of each model those of the questions that most points of the sweep were asked.
+    """A gatherer of rows: of each model, the run with the most points of the sweep.
 
     They gain `speedup`, their tokens/s over those of vanilla decoding with the same questions.
     """

@@ -12,7 +12,7 @@ from bench.results import Row
 from specdiff_jax.draft_graph import DraftGraph
 from specdiff_jax.folded_attention import FoldedAttention
 
-USUAL_DELTA, USUAL_BUDGET, CHAIN_BUDGET = 0.1, 8, 7
+USUAL_DELTA, USUAL_BUDGET, USUAL_BUCKETS, CHAIN_BUDGET = 0.1, 8, 4, 7
 """Of the sweeps over something else; chains have the number of drafts that the SpecFold paper gives them."""
 
 
@@ -32,7 +32,7 @@ class Sweeps:
 
 
 def measure(
-    name: str, asked: Questions, sweeps: Sweeps, buckets: int = 4, attention: FoldedAttention = "split"
+    name: str, asked: Questions, sweeps: Sweeps, buckets: int = USUAL_BUCKETS, attention: FoldedAttention = "split"
 ) -> Iterator[Row]:
     """A row for vanilla decoding, then one for each point of the sweeps.
 
@@ -40,7 +40,7 @@ def measure(
         name: of a block-diffusion model.
         asked: what is asked.
         sweeps: what is varied.
-        buckets: capacities of a layer.
+        buckets: how many row counts a layer is compiled for.
         attention: of folded rows.
     """
     answering = Answering(name, asked)

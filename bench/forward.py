@@ -19,7 +19,7 @@ class ForwardBench:
         rows: of a block.
         branches: drafts beside the block; 0 is a plain forward.
         fold_ratios: shares of the drafts' rows that are folded, each measured beside dense verification.
-        buckets: numbers of rows that a folded layer is compiled for.
+        buckets: how many row counts a folded layer is compiled for.
     """
 
     geometries: Sequence[str]
@@ -50,14 +50,14 @@ def _folds(asked: ForwardBench, drafts: int) -> Iterator[dict[str, Any]]:
 
 def _section(name: str, rows: int, drafts: int, fold: dict[str, Any], settings: Settings) -> Section:
     shape = {"dtype": settings.dtype, "rows": rows, "cache_tokens": settings.cache_tokens}
-    computed = rows * (1 + drafts) - round(fold.get("fold_ratio", 0) * rows * drafts)
+    computed_rows = rows * (1 + drafts) - round(fold.get("fold_ratio", 0) * rows * drafts)
     known: Row = {
         "geometry": name,
         "path": "folded" if fold else "dense" if drafts else "vanilla",
         "implementation": "xla",
         "branches": drafts,
         "fold_ratio": fold.get("fold_ratio"),
-        "rows": computed,
+        "rows": computed_rows,
         "microseconds": None,
         "spread": None,
         "weight_floor_microseconds": None,

@@ -52,7 +52,7 @@ def verifications(
 
     def one(_: jax.Array, tokens: jax.Array) -> jax.Array:
         output = model.branches(tokens, cache, visible, folding)
-        # Keys and values of one branch stay, as after a commit; here so that they are computed.
+        # One value of each array is read, so that the compiler drops none: a commit keeps those of a branch.
         kept = sum(jnp.sum(array[:, :, 0, 0, 0]) for array in (*output.keys, *output.values))
         chosen = judge_greedily(model, rows_of_slots(output.hidden, spec), spec, RANKS).tokens
         return jnp.where(jnp.isnan(kept), 0, chosen).astype(tokens.dtype)
@@ -68,7 +68,7 @@ def prescribed(layers: int, branches: int, slots: int, fold_ratio: float, bucket
         branches: main and its drafts, which fold into main.
         slots: of a branch.
         fold_ratio: the share.
-        buckets: numbers of rows that a layer is compiled for.
+        buckets: how many row counts a layer is compiled for.
     """
     rows = (branches - 1) * slots
     computed = jnp.arange(rows) < rows - round(fold_ratio * rows)
@@ -106,7 +106,7 @@ def measure(
         steps: that are timed in one go.
         repeats: how often.
         fold_ratio: the share of the drafts' rows that every layer folds; None verifies densely.
-        buckets: numbers of rows that a layer is compiled for.
+        buckets: how many row counts a layer is compiled for.
 
     Returns:
         seconds and spread of a forward, and the bytes of weights and of cache that it reads.

@@ -35,8 +35,8 @@ def prefix_state(
     lengths: Int[Array, " batch"],
     gaps: Int[Array, "batch 2"] | None = None,
 ) -> SoftmaxState:
-    """Attention to the first `lengths` cached tokens of each batch row but for those from `gaps[:, 0]` up to
-    `gaps[:, 1]`, the same ones for all rows.
+    """Attention to the first `lengths` cached tokens of each batch row outside [gaps[:, 0], gaps[:, 1]); the same ones
+    for all rows.
     """
     scores = contract("bskgd,bktd->bksgt", queries, keys, jnp.float32) * queries.shape[-1] ** -0.5
     places = jnp.arange(keys.shape[2])

@@ -101,7 +101,7 @@ def forward(
     ] = None,
     buckets: Annotated[
         list[int] | None,
-        typer.Option(min=1, help="Numbers of rows that a folded layer is compiled for; repeatable [4]."),
+        typer.Option(min=1, help="How many row counts a folded layer is compiled for; repeatable [4]."),
     ] = None,
     dtype: Dtype = "bfloat16",
     cache_tokens: CacheTokens = 512,
@@ -177,7 +177,7 @@ def folds(
     depth: Annotated[
         list[int] | None, typer.Option(min=1, max=7, help="Depths of 7 drafts in chains; repeatable.")
     ] = None,
-    buckets: Annotated[int, typer.Option(min=1, help="Numbers of rows that a layer is compiled for.")] = 4,
+    buckets: Annotated[int, typer.Option(min=1, help="How many row counts a layer is compiled for.")] = 4,
     attention: Annotated[
         Literal["split", "correct"], typer.Option(help="Of folded rows: directly, or by the paper's correction.")
     ] = "split",

@@ -69,7 +69,7 @@ def trace_prompts(
     """How vanilla decoding fills the blocks of the answers to some prompts; arguments and errors as in `calibrate`."""
     check_method(model, method)
     if method.sub_block_cache:
-        raise InputError("sub_block_cache is an approximation, which drafts can't verify: calibrate without it")
+        raise InputError("graphs are calibrated on whole blocks: leave sub_block_cache out")
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, not {batch_size}")
     if not prompts:

@@ -99,6 +99,7 @@ def draft(
     tables: GraphTables,
     budget: int,
     complete: bool,
+    slots: Bool[Array, "batch slots"] | None = None,
 ) -> Drafts:
     """The most promising drafts of a block.
 
@@ -109,6 +110,7 @@ def draft(
         tables: the draft graph.
         budget: how many; at most the graph's nodes.
         complete: whether drafts without masks are of use.
+        slots: the only ones that a draft may fill, and has to leave a mask in; None is any.
     """
     masked = block == spec.mask_token_id
     ranks = position_ranks(masked, verdict.probabilities[..., 0], spec)
@@ -126,8 +128,11 @@ def draft(
         )
     farthest = jnp.max(jnp.where(tables.used, tables.positions, -1), axis=1)
     valid = farthest < jnp.sum(masked, axis=1, keepdims=True)
-    if not complete:
-        valid &= jnp.any(blocks == spec.mask_token_id, axis=2)
+    left = blocks == spec.mask_token_id
+    if slots is not None:
+        valid &= jnp.all((blocks == block[:, None]) | slots[:, None], axis=2) & jnp.any(left & slots[:, None], axis=2)
+    elif not complete:
+        valid &= jnp.any(left, axis=2)
     everything = Drafts(blocks, jnp.broadcast_to(jnp.arange(count, dtype=jnp.int32), valid.shape), valid)
     if budget == count:
         return everything

@@ -69,7 +69,8 @@ class Spiffy:
         sub_block: as in `Vanilla`.
         adopt: whether the forward of a complete draft, run as a commit, stands for the commit.
         force: take a graph that was calibrated for another model, block or threshold.
-        sub_block_cache: as in `Vanilla`. Drafts then are of the active sub-block alone, and so never complete.
+        sub_block_cache: as in `Vanilla`. Drafts then are of the active sub-block alone and leave a mask in it, so that
+            none is complete, and sub-blocks of two slots have none.
 
     Raises:
         InputError: a setting is out of range.
@@ -98,8 +99,9 @@ class Spiffy:
 class SpecFold(Spiffy):
     """Spiffy, where rows of drafts that hardly differ from their parent's are folded: faster, and an approximation.
 
-    The main state and the commits are always computed whole, so that a fold shows only in which drafts are accepted.
-    In exact mode drafts are verified one at a time, where there is nothing to fold into.
+    The main state and the commits are always computed whole, so that an error can only come in through the
+    distributions of accepted drafts. In exact mode drafts are verified one at a time, where there is nothing to fold
+    into.
 
     Attributes:
         delta: a row is folded where |h - h_parent| <= delta |h_parent|; below 0 none is.
@@ -120,6 +122,8 @@ class SpecFold(Spiffy):
         super().__post_init__()
         if math.isnan(self.delta):
             raise InputError("delta must be a number, not nan")
+        if self.attention not in ("split", "correct"):
+            raise InputError(f'attention must be "split" or "correct", not {self.attention!r}')
         if self.buckets < 1:
             raise InputError(f"buckets must be at least 1, not {self.buckets}")
 
@@ -145,5 +149,5 @@ def denoising_spec(config: ModelConfig, method: Vanilla) -> BlockSpec:
     if size % sub_block:
         raise InputError(f"sub_block {sub_block} does not divide the block size {size}")
     if method.sub_block_cache and sub_block == size:
-        raise InputError("sub_block_cache needs a sub_block smaller than the block")
+        raise InputError(f"sub_block_cache needs a sub_block smaller than the block: set sub_block below {size}")
     return dataclasses.replace(spec, sub_block=sub_block)

@@ -2,9 +2,9 @@
 
 Every iteration is one forward of each row's block, its main state, and of several drafts of what the block may become.
 After the step of the main state, a draft that equals the new state in every slot has already given the distribution of
-the next step, which so takes no forward; and so on from draft to draft. Only states decide, never a draft's own logits,
-so the tokens are those of `block_diffusion`. Drafts are made from the latest distribution, the one that gave the
-current state.
+the next step, so that this step takes no forward; and so on from draft to draft. Only states decide, never a draft's
+own logits, so the tokens are those of `block_diffusion`, unless drafts are folded. Drafts are made from the latest
+distribution, the one that gave the current state.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ def verify(
 ) -> SpiffyState:
     """A forward of main and its drafts, and all steps that it pays for.
 
-    With `sub_block_cache` the rows are those of the active sub-block, and the cache stays what it is: nobody reads what
-    it holds of the active sub-block, and the next one begins with whole blocks.
+    With `sub_block_cache` the rows are those of the active sub-block, and the cache is left alone: nobody reads its
+    entries of that sub-block, and the next sub-block begins with a whole-block forward.
     """
     spec, lengths = plan.spec, state.cache.lengths
     moves = ~state.done
@@ -163,7 +163,7 @@ def next_drafts(
     plan: Plan,
     wanted: Bool[Array, " batch"],
 ) -> Drafts:
-    """Drafts of what a block may become; with `sub_block_cache` none that leaves the sub-block that is cached.
+    """Drafts of what a block may become; with `sub_block_cache` none that leaves or fills the sub-block that is cached.
 
     Args:
         state: the carry that they are for.
@@ -172,15 +172,11 @@ def next_drafts(
         plan: how.
         wanted: rows that need drafts.
     """
-    spec = plan.spec
-    drafts = draft(block, verdict, spec, plan.tables, plan.budget, plan.adopt)
-    valid = drafts.valid & wanted[:, None]
+    spec, slots = plan.spec, None
     if plan.sub_block_cache:
-        inside = jnp.arange(spec.block_size) // spec.sub_block == state.cached_sub_block[:, None]
-        valid &= has_cached_sub_block(state, spec)[:, None]
-        valid &= jnp.any((drafts.blocks == spec.mask_token_id) & inside[:, None], axis=2)
-        valid &= jnp.all((drafts.blocks == block[:, None]) | inside[:, None], axis=2)
-    return drafts._replace(valid=valid)
+        slots = jnp.arange(spec.block_size) // spec.sub_block == state.cached_sub_block[:, None]
+    drafts = draft(block, verdict, spec, plan.tables, plan.budget, plan.adopt, slots)
+    return drafts._replace(valid=drafts.valid & wanted[:, None])
 
 
 class Passed(NamedTuple):
@@ -265,7 +261,7 @@ def _seeds(verdict: Verdict, spec: BlockSpec) -> Int[Array, " batch"]:
 def _in_block(part: Array, first: Int[Array, " batch"], size: int) -> Array:
     """What belongs to the slots (axis 2) from `first` on, in the places of a block's `size` slots; 0 in the others."""
     width = part.shape[2]
-    if width == size:
+    if width == size:  # the whole block
         return part
     block = jnp.zeros((*part.shape[:2], size, *part.shape[3:]), part.dtype)
     slots = first[:, None] + jnp.arange(width)

@@ -31,7 +31,7 @@ class Plan:
         spec: the family's rules.
         tables: the draft graph.
         budget: drafts of an iteration.
-        adopt: whether the forward of a complete draft stands for the commit.
+        adopt: whether the forward of a complete draft stands for the commit; with `sub_block_cache` none is complete.
         serial: whether branches run one after the other, each in the shape that vanilla decoding has.
         fold: how rows are folded; None computes every row.
         sub_block_cache: whether only the rows of a sub-block are computed where that is possible.
@@ -63,13 +63,13 @@ class Evaluated(NamedTuple):
 
 
 class Branches(NamedTuple):
-    """What is run.
+    """Main and its drafts, as run in one forward.
 
     Attributes:
         tokens: main, then the drafts: slots of the block, or those of a sub-block.
         drafts: that they are; `valid` says which anybody reads.
         steps: of vanilla decoding, that each branch stands for; the draws of a step depend on it.
-        starts: where they begin in the cache, whose tokens from there on they take the place of.
+        starts: first cached place that they replace.
     """
 
     tokens: Int[Array, "batch branches slots"]
@@ -146,7 +146,7 @@ def _one_by_one(model: Decoder, cache: KVCache, branches: Branches, requests: Re
     """A forward for every branch, with the same shapes, and so the same roundings, as in vanilla decoding."""
     spec, starts = plan.spec, branches.starts
     width = branches.tokens.shape[2]
-    ends = jnp.maximum(cache.lengths, starts + width)
+    ends = jnp.maximum(cache.lengths, starts + width)  # rows of a sub-block also see the cached slots behind it
 
     def one(given: tuple[Array, Array]) -> tuple[Verdict, tuple[Array, ...], tuple[Array, ...]]:
         tokens, step = given

@@ -109,7 +109,7 @@ def run_layer(
     Args:
         layer: its parts.
         hidden: residual streams before it.
-        cached: the layer's keys and values of what stands before the block.
+        cached: the layer's keys and values of the cached tokens.
         shared: what all layers share.
         index: which layer of the model it is.
     """

@@ -132,11 +132,11 @@ class Decoder(nnx.Module):
         """Run several continuations of each batch row's cached tokens in one forward.
 
         Args:
-            tokens: ids; a branch sees all cached tokens but those whose place it takes, and nothing of other branches.
+            tokens: ids; a branch sees all cached tokens but those that it replaces, and nothing of other branches.
             cache: keys and values so far; it is read alone.
             visible: how many slots of its own branch, counted from its first, each row sees.
             folding: what may be folded; None computes every row.
-            starts: places among the cached tokens from where on the branches take theirs; by default behind all.
+            starts: first cached place that the branches replace; by default they stand behind all.
         """
         slots = jnp.arange(tokens.shape[2], dtype=jnp.int32)
         gaps = None if starts is None else jnp.stack([starts, starts + slots.size], axis=1)

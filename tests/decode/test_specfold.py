@@ -222,7 +222,7 @@ def test_capacities(rows: int, buckets: int, expected: tuple[int, ...]) -> None:
     assert capacities_of(rows, buckets) == expected
 
 
-@pytest.mark.parametrize("change", [{"delta": float("nan")}, {"buckets": 0}])
-def test_settings_out_of_range_are_refused(change: dict[str, float]) -> None:
+@pytest.mark.parametrize("change", [{"delta": float("nan")}, {"buckets": 0}, {"attention": "correction"}])
+def test_settings_out_of_range_are_refused(change: dict[str, float | str]) -> None:
     with pytest.raises(InputError, match=next(iter(change))):
         SpecFold(RICH, **change)

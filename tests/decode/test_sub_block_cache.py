@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Hashable
 from functools import cache, partial
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
-from diffusion_models import BLOCK, FAMILIES, diffusion_model, random_prompts
+from diffusion_models import BLOCK, FAMILIES, MASK, diffusion_model, random_prompts
 from draft_graphs import RICH
 
+from specdiff_jax.decode import spiffy
+from specdiff_jax.decode.drafting import draft, graph_tables
 from specdiff_jax.decode.generate import Generation, generate
-from specdiff_jax.decode.methods import SpecFold, Spiffy, Vanilla
+from specdiff_jax.decode.methods import SpecFold, Spiffy, Vanilla, denoising_spec
 from specdiff_jax.decode.profiling import profile
+from specdiff_jax.decode.requests import make_requests, row_keys
+from specdiff_jax.decode.sampling import sampling
+from specdiff_jax.decode.verdict import Verdict
 from specdiff_jax.draft_graph import fixed_graph
 from specdiff_jax.errors import InputError
+from specdiff_jax.loading import Model
 
 PROMPTS = random_prompts(24, 24)
 WIDTH = 4
 ask = partial(generate, prompts=PROMPTS, max_new_tokens=21, batch_size=24, seed=1)
 one_quickly = pytest.mark.parametrize("family", [FAMILIES[0], pytest.param(FAMILIES[1], marks=pytest.mark.slow)])
-each_temperature = pytest.mark.parametrize("temperature", [0.0, pytest.param(0.7, marks=pytest.mark.slow)])
+each_temperature = pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 0.7])
 
 
 @cache
@@ -49,6 +59,7 @@ def test_tokens_are_those_of_vanilla_decoding_with_the_cache(family: str, temper
     assert sum(result.accepted_drafts for result in results) > 5
 
 
+@pytest.mark.slow
 def test_the_cache_is_no_exact_method() -> None:
     """Else the tests above would show nothing of it."""
     exact = ask(diffusion_model("fast_dllm_v2"), method=Vanilla(0.9, sub_block=WIDTH))
@@ -74,6 +85,45 @@ def test_folding_works_on_top(family: str) -> None:
     assert {result.fold_ratio for result in unfolded} <= {0.0, None}
     ratios = [result.fold_ratio for result in some if result.fold_ratio is not None]
     assert 0.1 < sum(ratios) / len(ratios) < 0.9
+
+
+def test_a_row_is_the_same_in_any_company() -> None:
+    """Also its drafts, which outlast the forwards that it waits through."""
+    model, prompts = diffusion_model("fast_dllm_v2", layers=1), PROMPTS[:8]
+    method = Spiffy(RICH, threshold=0.9, sub_block=WIDTH, sub_block_cache=True)
+    greedy = sampling(0.0, 1.0, 0, model.config.vocab_size)
+    asked = make_requests(model, prompts, len(prompts), row_keys(1, len(prompts)), 21, greedy)
+    together = spiffy.run(model, asked, method, 21)
+    for row in range(len(prompts)):
+        limits = jnp.where(jnp.arange(len(prompts)) == row, 21, 0)
+        alone = spiffy.run(model, dataclasses.replace(asked, limits=limits), method, 21)
+        for name in ("tokens", "counts", "forwards", "accepted_drafts", "hits"):
+            np.testing.assert_array_equal(getattr(alone, name)[row], getattr(together, name)[row], err_msg=name)
+
+
+def test_drafts_stay_in_the_sub_block_and_leave_a_mask_in_it() -> None:
+    """And a budget is spent on such drafts alone."""
+    spec = denoising_spec(diffusion_model("fast_dllm_v2").config, Vanilla(sub_block=WIDTH))
+    block = jnp.array([[1, 2, *[MASK] * (BLOCK - 2)]])
+    ranked = jnp.broadcast_to(jnp.arange(2), (1, BLOCK, 2))
+    verdict = Verdict(ranked[..., 0], jnp.ones((1, BLOCK)), ranked, jnp.full((1, BLOCK, 2), jnp.array([0.9, 0.05])))
+    inside = jnp.arange(BLOCK)[None] < WIDTH
+    fitting = [len(node.pairs) == 1 for node in RICH.nodes]
+    made = draft(block, verdict, spec, graph_tables(RICH), RICH.budget, True, inside)
+    assert made.valid[0].tolist() == fitting
+    few = draft(block, verdict, spec, graph_tables(RICH), sum(fitting), True, inside)
+    assert few.valid.all()
+
+
+def test_layers_fold_the_rows_of_the_sub_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    def before_compiling(model: Model, key: tuple[Hashable, ...], *_: object, **__: object) -> None:
+        assert ((1 + RICH.budget) * WIDTH,) in key
+        raise InterruptedError
+
+    monkeypatch.setattr(spiffy, "run_loop", before_compiling)
+    method = SpecFold(RICH, threshold=0.9, sub_block=WIDTH, sub_block_cache=True, buckets=1)
+    with pytest.raises(InterruptedError):
+        ask(diffusion_model("fast_dllm_v2"), method=method)
 
 
 def test_a_sub_block_as_wide_as_the_block_is_refused() -> None:
