@@ -111,7 +111,7 @@ def test_check_tells_a_stale_readme_and_report_mends_it(results, tmp_path):
     assert run(bench, [*arguments, "--check"]).exit_code == 0
 
 
-def test_the_readme_says_what_the_results_say():
-    readme = ROOT / "README.md"
-    text = readme.read_text(encoding="utf-8")
-    assert fill(text, ROOT / "bench" / "results") == text, "run: specdiff bench report"
+@pytest.mark.parametrize("page", ["README.md", "bench/results/FOLDING.md"])
+def test_pages_say_what_the_results_say(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert fill(text, ROOT / "bench" / "results") == text, f"run: specdiff bench report --readme {page}"
