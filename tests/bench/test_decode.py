@@ -94,6 +94,7 @@ def test_a_model_is_measured_by_step_and_by_prompts(run, tiny_checkpoint, tmp_pa
     assert answers["tokens_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_a_diffusion_model_solves_tasks(run, tiny_diffusion_checkpoint, tmp_path):
     asked = ("--model", tiny_diffusion_checkpoint, "--method", "vanilla", "--threshold", 0.5, "--task", "formatting")
     short = ("--batch", 2, "--problems", 3, "--max-new-tokens", 8, "--repeats", 1, "--dtype", "float32")

@@ -20,7 +20,8 @@ ENVIRONMENT = Environment("specdiff bench drafts", "cpu", "none", "0.11.2", "202
 TABLE = "<!-- results: drafts -->\n<!-- end -->\n"
 
 
-@pytest.mark.parametrize("kinds", [("sets",), pytest.param(KINDS, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [("sets",), KINDS])
 def test_kinds_and_budgets_are_measured_against_vanilla(tiny_diffusion_checkpoint: Path, kinds: tuple[str, ...]):
     asked = Questions(problems=1, batch=5, threshold=0.9, max_new_tokens=9, dtype="float32")
     vanilla, *rows = measure(str(tiny_diffusion_checkpoint), asked, [2], kinds)

@@ -161,6 +161,7 @@ def test_a_budget_above_that_of_the_graph(refused_graph, with_graph):
     assert "not 0" in refused_graph(content, "--budget", 0)
 
 
+@pytest.mark.slow
 def test_a_graph_of_another_model_is_taken_only_by_force(
     specdiff, refused_graph, calibrate, spiffy, tiny_diffusion_checkpoint, prompts, tmp_path
 ):

@@ -93,7 +93,7 @@ def test_blocks_of_32_see_the_whole_prompt(family):
     ("family", "cached", "temperature"),
     [
         ("fast_dllm_v2", False, 0.0),
-        ("fast_dllm_v2", False, 0.8),
+        pytest.param("fast_dllm_v2", False, 0.8, marks=pytest.mark.slow),
         ("fast_dllm_v2", True, 0.0),
         pytest.param("fast_dllm_v2", True, 0.8, marks=pytest.mark.slow),
         ("nemotron_labs_diffusion", False, 0.0),

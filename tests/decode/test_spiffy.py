@@ -49,7 +49,7 @@ ORACLES: dict[str, Callable[..., Speculation]] = {
     "nemotron_labs_diffusion without adoption": partial(spiffy_oracle.nemotron, adopt=False),
 }
 each_kind = pytest.mark.parametrize(
-    "kind", [*list(ORACLES)[:3], pytest.param(list(ORACLES)[3], marks=pytest.mark.slow)]
+    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if "without" in kind else []) for kind in ORACLES]
 )
 
 

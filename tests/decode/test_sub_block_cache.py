@@ -77,7 +77,8 @@ def test_exact_mode_gives_the_same(family: str) -> None:
     assert sum(result.accepted_drafts for result in results) > 0
 
 
-@one_quickly
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_folding_works_on_top(family: str) -> None:
     unfolded, some = folded(family, -1.0), folded(family, 0.2)
     assert [result.tokens for result in unfolded] == [result.tokens for result in drafted(family)]
@@ -87,6 +88,7 @@ def test_folding_works_on_top(family: str) -> None:
     assert 0.1 < sum(ratios) / len(ratios) < 0.9
 
 
+@pytest.mark.slow
 def test_a_row_is_the_same_in_any_company() -> None:
     """Also its drafts, which outlast the forwards that it waits through."""
     model, prompts = diffusion_model("fast_dllm_v2", layers=1), PROMPTS[:8]

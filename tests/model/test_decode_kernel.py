@@ -30,7 +30,7 @@ SIZES = {
 FREQUENCIES = tuple(1e4 ** (-np.arange(0, 32, 2) / 32))
 
 
-@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize("qk_norm", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_kernel_steps_equal_plain_steps(monkeypatch, qk_norm):
     # A query scale that grows every 4 positions, so that it matters in a short text.
     rotary = RotaryConfig("default", 1e4, FREQUENCIES, query_scale_beta=0.5, original_max_position=4)
