@@ -33,7 +33,7 @@ def test_every_graph_is_measured_once_with_all_of_its_deltas() -> None:
 
 @pytest.mark.slow
 def test_rows_tell_what_folding_costs_and_gives(tiny_diffusion_checkpoint: Path, tmp_path: Path) -> None:
-    vanilla, spiffy, folded = measure(str(tiny_diffusion_checkpoint), ASKED, Sweeps([], [2], []), buckets=2)
+    vanilla, spiffy, folded = measure(str(tiny_diffusion_checkpoint), ASKED, Sweeps([], [2], []))
     assert (vanilla["method"], vanilla["forwards_saved"], vanilla["fold_ratio"]) == ("vanilla", 0, None)
     assert (spiffy["method"], spiffy["fold_ratio"], spiffy["identical_to_baseline"]) == ("spiffy", None, 1)
     assert spiffy["settings"] == {key: folded["settings"][key] for key in spiffy["settings"]}
