@@ -283,7 +283,7 @@ def report(
 def plot(
     results: Annotated[Path, typer.Option(metavar="DIR", help="Where the result files are.")] = RESULTS,
 ) -> None:
-    """Draw the curves of the result files beside them: verification.png and drafts.png."""
+    """Draw the curves of the result files beside them."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
