@@ -74,6 +74,8 @@ FOLDS = [
     folded("spiffy", 90.0, budget=1),
     folded("specfold", 170.0, delta=0.1, nodes="chains", budget=7, depth=1),
     folded("specfold", 180.0, delta=0.1, nodes="chains", budget=7, depth=2),
+    folded("specfold", 190.0, delta=0.1, buckets=1),  # of other row counts
+    folded("specfold", 195.0, delta=0.1, attention="correct"),
     {**folded("vanilla", 1000.0), "settings": {}, "problems": 50},  # of other questions
     {**folded("specfold", 1500.0, delta=0.1), "problems": 50},
     {**folded("vanilla", 10.0), "settings": {"sub_block_cache": True}},
