@@ -9,13 +9,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from bench.device_profile import device_shares
 from bench.measure import seconds_of, time_step
-from bench.target import cache_bytes, filled_cache, open_target, weight_bytes
+from bench.target import branch_implementation, cache_bytes, filled_cache, weight_bytes
+from pallas_kernels.implementation import Implementation
 from specdiff_jax.block_spec import BlockSpec, block_spec
 from specdiff_jax.decode.block_diffusion import rows_of_slots
 from specdiff_jax.decode.folding import capacities_of
 from specdiff_jax.decode.programs import compile_once
 from specdiff_jax.decode.verdict import judge_greedily
+from specdiff_jax.geometries import geometry
+from specdiff_jax.loading import random_model
 from specdiff_jax.model import Decoder, KVCache
 from specdiff_jax.model.branches import Folding
 
@@ -28,11 +32,11 @@ def forwards(model: Decoder, cache: KVCache, tokens: jax.Array, count: jax.Array
 
     Each forward reads the tokens that the one before chose, as denoising steps do, so none can be shared or left out.
     """
-    visible = jnp.broadcast_to(cache.lengths[:, None] + tokens.shape[1], tokens.shape)
+    visible = jnp.full(tokens.shape, tokens.shape[1])
 
     def one(_: jax.Array, carry: tuple[KVCache, jax.Array]) -> tuple[KVCache, jax.Array]:
         cache, tokens = carry
-        output = model(tokens, cache, visible=visible)
+        output = model.block(tokens, cache, visible)
         assert output.cache is not None
         return output.cache, jnp.argmax(model.logits(output.hidden), axis=-1).astype(tokens.dtype)
 
@@ -53,14 +57,16 @@ def verifications(
     def one(_: jax.Array, tokens: jax.Array) -> jax.Array:
         output = model.branches(tokens, cache, visible, folding)
         # One value of each array is read, so that the compiler drops none: a commit keeps those of a branch.
-        kept = sum(jnp.sum(array[:, :, 0, 0, 0]) for array in (*output.keys, *output.values))
+        kept = sum(array[0, 0, 0, 0, 0] for array in (*output.keys, *output.values))
         chosen = judge_greedily(model, rows_of_slots(output.hidden, spec), spec, RANKS).tokens
         return jnp.where(jnp.isnan(kept), 0, chosen).astype(tokens.dtype)
 
     return cache, jax.lax.fori_loop(0, count, one, tokens)
 
 
-def prescribed(layers: int, branches: int, slots: int, fold_ratio: float, buckets: int) -> Folding:
+def prescribed(
+    layers: int, branches: int, slots: int, fold_ratio: float, buckets: int, *, ahead: bool = False
+) -> Folding:
     """A folding in which every layer folds a share of the drafts' rows, of which chance decides.
 
     Args:
@@ -69,6 +75,7 @@ def prescribed(layers: int, branches: int, slots: int, fold_ratio: float, bucket
         slots: of a branch.
         fold_ratio: the share.
         buckets: how many row counts a layer is compiled for.
+        ahead: whether a forward takes one row count for all layers, as decoding with kernels does.
     """
     rows = (branches - 1) * slots
     computed = jnp.arange(rows) < rows - round(fold_ratio * rows)
@@ -81,6 +88,7 @@ def prescribed(layers: int, branches: int, slots: int, fold_ratio: float, bucket
         idle=nobody,
         delta=jnp.float32(jnp.inf),
         capacities=capacities_of(branches * slots, buckets),
+        expected=jnp.float32(slots + jnp.sum(computed)) if ahead else None,
     )
 
 
@@ -94,6 +102,8 @@ def measure(
     repeats: int,
     fold_ratio: float | None = None,
     buckets: int = 1,
+    implementation: Implementation | None = None,
+    profile: bool = False,
 ) -> dict[str, Any]:
     """Time a forward of a geometry with random weights, logits of all rows included.
 
@@ -107,11 +117,14 @@ def measure(
         repeats: how often.
         fold_ratio: the share of the drafts' rows that every layer folds; None verifies densely.
         buckets: how many row counts a layer is compiled for.
+        implementation: of what stands around the products; by default the fastest here.
+        profile: whether to trace the loop once more, on a GPU.
 
     Returns:
-        seconds and spread of a forward, and the bytes of weights and of cache that it reads.
+        what ran, seconds and spread of a forward, the bytes of weights and of cache that it reads, and by kernel family
+        the shares of the device's time (None without a profile).
     """
-    model = open_target(name, random=True, dtype=dtype, devices=1)
+    model = random_model(geometry(name), dtype=dtype, implementation=implementation)
     cache = filled_cache(model, jnp.full((1,), cache_tokens, jnp.int32), cache_tokens + rows)
     tokens = jax.random.randint(jax.random.key(2), (1, rows), 0, model.config.vocab_size, jnp.int32)
     step: Callable[..., tuple[KVCache, jax.Array]] = forwards
@@ -121,7 +134,8 @@ def measure(
         step = partial(verifications, spec=block_spec(model.config))
         folds = None
         if fold_ratio is not None:
-            folds = prescribed(model.config.num_layers, 1 + branches, rows, fold_ratio, buckets)
+            ahead = branch_implementation(model) == "triton"
+            folds = prescribed(model.config.num_layers, 1 + branches, rows, fold_ratio, buckets, ahead=ahead)
         given = (folds,)
     program = compile_once(model, "bench forwards", step, cache, tokens, jnp.int32(0), *given, donate=(0,))
 
@@ -131,9 +145,12 @@ def measure(
         return seconds
 
     timing = time_step(elapsed, steps=steps, repeats=repeats)
+    traced = profile and jax.default_backend() == "gpu"
     return {
+        "implementation": branch_implementation(model),
         "seconds": timing.seconds,
         "spread": timing.spread,
         "weight_bytes": weight_bytes(model, rows * (1 + branches)),
         "cache_bytes": cache_bytes(model.config, 1, cache_tokens, model.dtype.itemsize, 1),
+        "shares": device_shares(lambda: elapsed(steps)) if traced else None,
     }

@@ -32,15 +32,18 @@ def plot_results(results: Path) -> list[Path]:
 
 
 def draw_verification(axes: Axes, rows: Iterable[Row]) -> None:
-    """Time of a forward that verifies drafts densely, over that of a vanilla one (the SpecFold paper's figure 3)."""
+    """Time of a forward that verifies drafts densely, over that of a vanilla one of the same implementation (the
+    SpecFold paper's figure 3).
+    """
     times: dict[str, dict[float, float]] = {}
     for row in rows:
         rows_of_a_branch = row["settings"]["rows"]
         if row["path"] in ("vanilla", "dense") and rows_of_a_branch > 1 and row["microseconds"]:
-            times.setdefault(row["geometry"], {})[row["branches"]] = row["microseconds"]
-    for geometry, curve in sorted(times.items()):
+            name = f"{row['geometry']}, {row['implementation']}"
+            times.setdefault(name, {})[row["branches"]] = row["microseconds"]
+    for name, curve in sorted(times.items()):
         if len(curve) > 1 and 0 in curve:
-            _line(axes, geometry, {drafts: time / curve[0] for drafts, time in curve.items()})
+            _line(axes, name, {drafts: time / curve[0] for drafts, time in curve.items()})
     axes.set(xlabel="drafts beside the main state", ylabel="time of a forward / of a vanilla one")
 
 

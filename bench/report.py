@@ -10,6 +10,9 @@ from typing import Any
 
 from bench.draft_summary import budgets_side_by_side
 from bench.fold_summary import sweep
+from bench.forward_summary import beside_vanilla
+from bench.kernel_summary import order, side_by_side
+from bench.kernels import PRODUCTS, ROW_KERNELS
 from bench.results import Row, read_results
 from bench.task_summary import summarize
 from bench.tasks import TASK_NAMES
@@ -42,9 +45,9 @@ def _number(key: str, digits: int = 0) -> Callable[[Row], str]:
     return lambda row: "-" if row.get(key) is None else f"{row[key]:,.{digits}f}"
 
 
-def _result(key: str) -> Callable[[Row], str]:
+def _result(key: str, digits: int = 0) -> Callable[[Row], str]:
     """The number that was measured, or that this failed; the result file says why."""
-    return lambda row: "failed" if "error" in row else _number(key)(row)
+    return lambda row: "failed" if "error" in row else _number(key, digits)(row)
 
 
 def _setting(key: str) -> Callable[[Row], str]:
@@ -65,6 +68,11 @@ def _saved(budget: int) -> Callable[[Row], str]:
 
 def _share(value: float | None) -> str:
     return "-" if value is None else f"{value:.1%}"
+
+
+def _by(implementation: str) -> Callable[[Row], str]:
+    """Of the row of that implementation its microseconds."""
+    return lambda row: "-" if implementation not in row["by"] else _result("microseconds", 1)(row["by"][implementation])
 
 
 def _method(row: Row) -> str:
@@ -194,7 +202,8 @@ TABLES = {
     "forward": TableSpec(
         file="forward",
         wanted=lambda row: True,
-        order=lambda row: (row["geometry"], row["branches"], row["path"], row["rows"]),
+        gather=beside_vanilla,
+        order=lambda row: (row["geometry"], row["branches"], row["path"], row["rows"], row["implementation"]),
         columns={
             "geometry": lambda row: row["geometry"],
             "path": lambda row: row["path"],
@@ -204,7 +213,37 @@ TABLES = {
             "fold ratio": _number("fold_ratio", 2),
             "capacities": lambda row: str(_of(row, "buckets")),
             "forward (µs)": _result("microseconds"),
+            "/ vanilla": _number("ratio_to_vanilla", 2),
             "reading the weights (µs)": _number("weight_floor_microseconds"),
+        },
+    ),
+    "kernels": TableSpec(
+        file="kernels",
+        wanted=lambda row: row["kernel"] in ROW_KERNELS and not row["settings"]["xla_flags"],
+        gather=side_by_side("triton"),
+        order=order,
+        columns={
+            "geometry": lambda row: row["geometry"],
+            "kernel": lambda row: row["kernel"],
+            "rows": _number("rows"),
+            "XLA (µs)": _by("xla"),
+            "Triton (µs)": _by("triton"),
+            "Triton / XLA": _number("ratio", 2),
+        },
+    ),
+    "products": TableSpec(
+        file="kernels",
+        wanted=lambda row: row["kernel"] in PRODUCTS and not row["settings"].get("xla_flags"),
+        gather=side_by_side("cublas"),
+        order=order,
+        columns={
+            "geometry": lambda row: row["geometry"],
+            "product": lambda row: row["kernel"],
+            "rows": _number("rows"),
+            "XLA (µs)": _by("xla"),
+            "cuBLAS under a CUDA graph (µs)": _by("cublas"),
+            "cuBLAS / XLA": _number("ratio", 2),
+            "reading the weights (µs)": _number("weight_floor_microseconds", 1),
         },
     ),
 }

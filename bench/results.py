@@ -20,6 +20,7 @@ KEYS = {
     "folds": ("model", "task", "method", "settings", "problems"),
     "flips": ("model", "method", "settings"),
     "forward": ("geometry", "path", "implementation", "branches", "settings"),
+    "kernels": ("geometry", "kernel", "implementation", "rows", "settings"),
 }
 """What tells the rows of a file apart: a new row takes the place of the old one that agrees in all of these.
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Section:
-    """One measurement that becomes one row.
+    """One measurement that becomes one row; neighbours that ask for the same share it, and take what is theirs.
 
     Attributes:
         known: what of the row is known before; the rest is null until it is measured.
@@ -91,13 +92,14 @@ def run_sections(
 
     bandwidth = apart("bench.bandwidth", {"repeats": settings.repeats}).get("bytes_per_second")
     rows = []
-    for section in sections:
-        measured = apart(section.module, section.arguments)
-        rest = measured if "error" in measured else section.row(section.known, measured, bandwidth)
-        row = {**section.known, **rest}
-        add_rows(folder, name, environment, [row])
-        on_row(row)
-        rows.append(row)
+    for (module, arguments), alike in groupby(sections, key=lambda section: (section.module, section.arguments)):
+        measured = apart(module, arguments)
+        for section in alike:
+            rest = measured if "error" in measured else section.row(section.known, measured, bandwidth)
+            row = {**section.known, **rest}
+            add_rows(folder, name, environment, [row])
+            on_row(row)
+            rows.append(row)
     return rows
 
 

@@ -56,13 +56,18 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
+def failure(error: Exception) -> dict[str, Any]:
+    """What a measurement that failed gives: the error in one line."""
+    return {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
+
+
 def main(module: str, arguments: str, result: str) -> None:
     """Measure, and write the result in one stroke."""
     try:
         measured = import_module(module).measure(**json.loads(arguments))
     except Exception as error:
         traceback.print_exc()
-        measured = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:500]}
+        measured = failure(error)
     partial = Path(f"{result}.partial")
     partial.write_text(json.dumps(measured))
     os.replace(partial, result)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 from flax import nnx
 
+from pallas_kernels.implementation import Implementation
 from specdiff_jax.config import ModelConfig
 from specdiff_jax.geometries import geometry
 from specdiff_jax.loading import Model, load, random_model
@@ -18,10 +19,16 @@ def open_target(name: str, *, random: bool, dtype: str, devices: int) -> Model:
     return random_model(geometry(name), dtype=dtype, mesh=mesh) if random else load(name, dtype=dtype, mesh=mesh)
 
 
-def implementation(model: Model) -> str:
+def implementation(model: Model) -> Implementation:
     """What runs a decode step's attention."""
     decoder = nnx.merge(model.graphdef, model.params)
     return "triton" if decoder.layers[0].attention.decode_kernel else "xla"
+
+
+def branch_implementation(model: Model) -> Implementation:
+    """What runs around the products in a forward of blocks and branches."""
+    decoder = nnx.merge(model.graphdef, model.params)
+    return "triton" if decoder.layers[0].attention.branch_kernels else "xla"
 
 
 def weight_bytes(model: Model, rows: int) -> int:

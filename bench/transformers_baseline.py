@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import time
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Any, Literal
@@ -14,6 +13,7 @@ import transformers
 from transformers import DynamicCache, PreTrainedConfig, StaticCache
 
 from bench.measure import SHORT, time_step
+from bench.torch_clock import torch_seconds
 
 Mode = Literal["eager", "compiled", "max-autotune", "generate"]
 
@@ -52,7 +52,7 @@ def measure(
     with torch.no_grad():
         room = SHORT + steps
         run = _generate(model, prompt) if mode == "generate" else _loop(model, prompt, mode, room)
-        timing = time_step(lambda count: _elapsed(lambda: run(count), device), steps=steps, repeats=repeats)
+        timing = time_step(lambda count: torch_seconds(lambda: run(count), device), steps=steps, repeats=repeats)
     return {
         "implementation": f"transformers {transformers.__version__}, torch {torch.__version__}, sdpa",
         "seconds": timing.seconds,
@@ -136,21 +136,6 @@ def _generate(model: Any, prompt: torch.Tensor) -> Callable[[int], torch.Tensor]
         )
 
     return run
-
-
-def _elapsed(call: Callable[[], Any], device: str) -> float:
-    """Seconds of a call, on the device's own clock where it has one."""
-    if device == "cpu":
-        began = time.perf_counter()
-        call()
-        return time.perf_counter() - began
-    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    torch.cuda.synchronize()
-    begin.record()
-    call()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1e3
 
 
 def _weight_bytes(model: Any) -> int:

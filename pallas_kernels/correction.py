@@ -31,7 +31,7 @@ class Correction(NamedTuple):
     surviving: Float[Array, "batch branches slots kv_heads group"]
 
 
-def correct(
+def correct_state(
     ancestor: SoftmaxState,
     queries: Float[Array, "batch branches slots kv_heads group head_dim"],
     keys: Float[Array, "batch branches slots kv_heads head_dim"],

@@ -17,7 +17,7 @@ from convert.checkpoint import Checkpoint, open_checkpoint
 from convert.orbax_folder import restore, save
 from convert.resolve import resolve
 from convert.whole_folder import check_free
-from pallas_kernels.implementation import default_implementation
+from pallas_kernels.implementation import Implementation, default_implementation
 from specdiff_jax.config import ModelConfig, parse_config, read_stop_ids
 from specdiff_jax.errors import InputError
 from specdiff_jax.model import Decoder
@@ -84,13 +84,27 @@ def load(name: str | Path, *, dtype: str | None = None, mesh: Mesh | None = None
     return Model(str(name), config, graphdef, params, tokenizer, stop_ids, mesh)
 
 
-def random_model(config: ModelConfig, *, dtype: str, mesh: Mesh | None = None, seed: int = 0) -> Model:
+def random_model(
+    config: ModelConfig,
+    *,
+    dtype: str,
+    mesh: Mesh | None = None,
+    seed: int = 0,
+    implementation: Implementation | None = None,
+) -> Model:
     """A model with initial weights, made on its devices: for tests and for measuring speed.
+
+    Args:
+        config: its shape.
+        dtype: of weights and activations.
+        mesh: the devices to spread the weights over.
+        seed: of the weights.
+        implementation: of what stands around the products; by default the fastest on these devices.
 
     Raises:
         InputError: the dtype isn't supported, or the model can't be split over the mesh.
     """
-    graphdef, abstract = abstract_decoder(config, dtype, mesh)
+    graphdef, abstract = abstract_decoder(config, dtype, mesh, implementation)
     # Not under jit: one program that draws every layer's weights takes minutes to compile.
     params = nnx.state(Decoder(config, dtype=dtype, rngs=nnx.Rngs(seed)))
     if mesh is not None:
@@ -126,15 +140,19 @@ def convert_checkpoint(source: str | Path, destination: Path, dtype: str | None 
     )
 
 
-def abstract_decoder(config: ModelConfig, dtype: str, mesh: Mesh | None) -> tuple[nnx.GraphDef, nnx.State]:
+def abstract_decoder(
+    config: ModelConfig, dtype: str, mesh: Mesh | None, implementation: Implementation | None = None
+) -> tuple[nnx.GraphDef, nnx.State]:
     """The decoder without weights, and its state with a `jax.ShapeDtypeStruct` for every parameter.
+
+    `implementation` is by default the fastest on these devices.
 
     Raises:
         InputError: the dtype isn't supported, or the model can't be split over the mesh.
     """
     if dtype not in DTYPES:
         raise InputError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
-    implementation = default_implementation(1 if mesh is None else mesh.size)
+    implementation = implementation or default_implementation(1 if mesh is None else mesh.size)
     graphdef, abstract = nnx.split(
         nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=_OneKey(), implementation=implementation))
     )

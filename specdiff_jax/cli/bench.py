@@ -103,6 +103,15 @@ def forward(
         list[int] | None,
         typer.Option(min=1, help="How many row counts a folded layer is compiled for; repeatable [4]."),
     ] = None,
+    implementation: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Of what stands around the products: xla, triton or default, the fastest; repeatable [default]."
+        ),
+    ] = None,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Trace the loop, too: by kernel family the share of the GPU's time.")
+    ] = False,
     dtype: Dtype = "bfloat16",
     cache_tokens: CacheTokens = 512,
     steps: Steps = 100,
@@ -114,18 +123,65 @@ def forward(
     as_json: JsonFlag = False,
 ) -> None:
     """Time a forward of a block of rows against a cache: DIR/<gpu>/forward.json."""
-    from bench.forward import ForwardBench, sections
+    from bench.forward import IMPLEMENTATIONS, ForwardBench, sections
     from bench.run import Settings
     from specdiff_jax.block_spec import block_spec
     from specdiff_jax.geometries import geometry as shape
 
+    _check_choices("--implementation", implementation or [], IMPLEMENTATIONS)
     for name in geometry:
         config = shape(name)
         if branches and any(branches):
             block_spec(config)
     settings = Settings(dtype, cache_tokens, steps, repeats, flags)
-    asked = ForwardBench(geometry, rows or [1, 32], branches or [0], fold_ratio or [], buckets or [4])
+    asked = ForwardBench(
+        geometry,
+        rows or [1, 32],
+        branches or [0],
+        fold_ratio or [],
+        buckets or [4],
+        implementation or ["default"],
+        profile,
+    )
     _run("forward", sections(asked, settings), settings, commit, out, time_limit, as_json)
+
+
+@bench.command()
+def kernels(
+    geometry: Annotated[
+        list[str] | None, typer.Option(help="A bundled shape of a block-diffusion model; repeatable [all].")
+    ] = None,
+    count: Annotated[
+        list[int] | None,
+        typer.Option(help="Computed rows: main's alone, all, or a number between; repeatable [32, 134, 288]."),
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a branch.")] = 32,
+    branches: Annotated[int, typer.Option(min=0, help="Drafts beside main.")] = 8,
+    implementation: Annotated[
+        list[str] | None,
+        typer.Option(help="xla, triton (the kernel families) or cublas (the products); repeatable [all]."),
+    ] = None,
+    dtype: Dtype = "bfloat16",
+    cache_tokens: CacheTokens = 512,
+    steps: Steps = 20,
+    repeats: Repeats = 5,
+    flags: Flags = "",
+    commit: Commit = None,
+    out: Out = RESULTS,
+    time_limit: TimeLimit = 3600,
+    as_json: JsonFlag = False,
+) -> None:
+    """Time each kernel family and each matrix product of a layer: DIR/<gpu>/kernels.json."""
+    from bench.kernels import GEOMETRIES, IMPLEMENTATIONS, KernelBench, sections
+    from bench.run import Settings
+
+    _check_choices("--implementation", implementation or [], IMPLEMENTATIONS)
+    asked = KernelBench(
+        geometry or GEOMETRIES, count or [32, 134, 288], rows, branches, implementation or IMPLEMENTATIONS
+    )
+    asked.check()
+    settings = Settings(dtype, cache_tokens, steps, repeats, flags)
+    _run("kernels", sections(asked, settings), settings, commit, out, time_limit, as_json)
 
 
 @bench.command()
@@ -146,9 +202,7 @@ def drafts(
     from bench.draft_answers import Questions
     from bench.drafts import KINDS, measure
 
-    unknown = [name for name in kind or [] if name not in KINDS]
-    if unknown:
-        raise InputError(f"--kind {unknown[0]}: choose from {'; '.join(KINDS)}")
+    _check_choices("--kind", kind or [], KINDS)
     asked = Questions(problems, batch, threshold, max_new_tokens, dtype)
 
     def line(row: dict[str, Any]) -> str:
@@ -294,6 +348,12 @@ def plot(
         note(f"wrote {file}")
 
 
+def _check_choices(option: str, given: Sequence[str], known: Sequence[str]) -> None:
+    for value in given:
+        if value not in known:
+            raise InputError(f"{option} {value}: choose from {'; '.join(known)}")
+
+
 def _measure_all(
     name: str,
     models: Sequence[str],
@@ -359,12 +419,18 @@ def _measured_command(arguments: Sequence[str]) -> list[str]:
 def _line(row: dict[str, Any]) -> str:
     """What a row is about, and its number."""
     settings = row["settings"]
-    about = [row.get("model") or row["geometry"], row.get("method") or row["path"]]
-    about.append(f"batch {settings['batch']}" if "batch" in settings else f"{settings['rows']} rows")
+    about = [row.get("model") or row["geometry"], row.get("method") or row.get("path") or row["kernel"]]
+    if "batch" in settings:
+        about.append(f"batch {settings['batch']}")
+    else:
+        about += [row["implementation"], f"{row['rows']} rows"]
     if "error" in row:
         return f"{', '.join(about)}: failed: {row['error']}"
     time = row.get("microseconds") or row.get("step_microseconds")
+    if time is None and "tokens_per_second" not in row:
+        return f"{', '.join(about)}: {settings['implementation']}"
     speed = f"{row['tokens_per_second']:.1f} tokens/s" if time is None else f"{time:.1f} us"
     floor = row.get("weight_floor_microseconds")
     reading = "" if floor is None else f", reading the weights {floor:.1f} us"
-    return f"{', '.join(about)}: {speed}{reading}, spread {row['spread']:.2f}"
+    shares = "".join(f", {family} {share:.1%}" for family, share in (row.get("shares") or {}).items())
+    return f"{', '.join(about)}: {speed}{reading}, spread {row['spread']:.2f}{shares}"

@@ -162,18 +162,20 @@ def forward_block(
 ) -> tuple[KVCache, Float[Array, "batch slots vocab"]]:
     """The forward of whole blocks: the cache with their keys and values past each length, and logits of every slot."""
     size, lengths = spec.block_size, state.cache.lengths
-    visible = jnp.broadcast_to((lengths + size)[:, None], state.block.shape)
-    if spec.causal:
-        complete = ~jnp.any(state.block == spec.mask_token_id, axis=1)
-        visible = jnp.where(complete[:, None], lengths[:, None] + 1 + jnp.arange(size), visible)
     # Rows that wait write past what anybody sees.
-    output = model(
-        state.block,
-        state.cache.with_lengths(jnp.where(waiting, state.cache.capacity - size, lengths)),
-        visible=visible,
-    )
+    cache = state.cache.with_lengths(jnp.where(waiting, state.cache.capacity - size, lengths))
+    output = model.block(state.block, cache, seen_slots(state.block, spec))
     assert output.cache is not None
     return output.cache.with_lengths(lengths), model.logits(rows_of_slots(output.hidden, spec))
+
+
+def seen_slots(block: Int[Array, "batch slots"], spec: BlockSpec) -> Int[Array, "batch slots"]:
+    """How many slots of its block each row sees: all, or in a causal commit those up to its own."""
+    everything = jnp.full(block.shape, block.shape[1], jnp.int32)
+    if not spec.causal:
+        return everything
+    complete = ~jnp.any(block == spec.mask_token_id, axis=1, keepdims=True)
+    return jnp.where(complete, jnp.arange(1, block.shape[1] + 1), everything)
 
 
 def settle(
@@ -227,8 +229,8 @@ def sub_block_step(
     first = active_sub_block(state.block == spec.mask_token_id, spec) * width
     slots = first[:, None] + jnp.arange(width)
     rows = jnp.take_along_axis(state.block, slots, axis=1)
-    visible = jnp.broadcast_to((lengths + spec.block_size)[:, None], rows.shape)
-    output = model(rows, state.cache.with_lengths(lengths + first), visible=visible)
+    cache = state.cache.with_lengths(lengths + spec.block_size)
+    output = model.block(rows, cache, jnp.full(rows.shape, width), starts=lengths + first)
     assert output.cache is not None
     proposed, sureness = propose(
         model.logits(rows_of_slots(output.hidden, spec)), spec, requests.sampling, step_keys(requests, state.steps + 1)

@@ -14,6 +14,9 @@ from specdiff_jax.decode.drafting import Drafts, GraphTables
 from specdiff_jax.folded_attention import FoldedAttention
 from specdiff_jax.model.branches import Folding, LayerReport
 
+SLACK = 1.05
+"""What a layer may need more than the fullest one did in the forward before."""
+
 
 @dataclass(frozen=True)
 class FoldSettings:
@@ -41,6 +44,7 @@ def folding_of(
     spec: BlockSpec,
     tables: GraphTables,
     settings: FoldSettings,
+    share: Float[Array, ""] | None = None,
 ) -> Folding:
     """Drafts fold into their parents, main and complete drafts into nothing; in the first layer no slot that holds
     another token than in the parent.
@@ -53,6 +57,8 @@ def folding_of(
         spec: the family's rules.
         tables: the draft graph.
         settings: how rows are folded.
+        share: of the rows that somebody reads, which the fullest layer is expected to compute; None lets every layer
+            choose its capacity.
     """
     parents = parent_branches(drafts.nodes, tables)
     of_parents = jax.vmap(lambda states, of: states[of])(blocks, parents)
@@ -65,7 +71,13 @@ def folding_of(
         delta=settings.delta,
         capacities=settings.capacities,
         attention=settings.attention,
+        expected=None if share is None else SLACK * share * read_rows(drafts, blocks.shape[2]) / blocks.shape[0],
     )
+
+
+def read_rows(drafts: Drafts, slots: int) -> Int[Array, ""]:
+    """Rows of main and of the drafts that somebody reads, of the whole batch."""
+    return slots * (drafts.valid.shape[0] + jnp.sum(drafts.valid, dtype=jnp.int32))
 
 
 def parent_branches(nodes: Int[Array, "batch drafts"], tables: GraphTables) -> Int[Array, "batch branches"]:

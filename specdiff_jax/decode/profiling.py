@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from specdiff_jax.decode.block_diffusion import begin
+from specdiff_jax.decode.block_diffusion import begin, seen_slots
 from specdiff_jax.decode.drafting import GraphTables, graph_tables
 from specdiff_jax.decode.folding import FoldSettings, folding_of
 from specdiff_jax.decode.generate import check_method, check_no_mask
@@ -32,7 +32,7 @@ from specdiff_jax.decode.requests import (
 )
 from specdiff_jax.decode.sampling import sampling
 from specdiff_jax.decode.spiffy import SpiffyState, iterate, without_drafts
-from specdiff_jax.decode.verification import Plan, seen_slots
+from specdiff_jax.decode.verification import Plan
 from specdiff_jax.errors import InputError
 from specdiff_jax.loading import Model
 from specdiff_jax.model.branches import Folding, LayerReport

@@ -58,6 +58,7 @@ class SpiffyState(BlockState):
         fold_parent_hits: how often of that right after its fold parent.
         child_rows: rows of drafts that were verified, over all layers.
         folded_rows: those of them that were folded.
+        share: of the rows that somebody read, which the fullest layer of the last verification computed.
     """
 
     drafts: Drafts
@@ -67,6 +68,7 @@ class SpiffyState(BlockState):
     fold_parent_hits: Int[Array, "batch nodes"]
     child_rows: Int[Array, " batch"]
     folded_rows: Int[Array, " batch"]
+    share: Float[Array, ""]
 
 
 def iterate(
@@ -90,11 +92,14 @@ def verify(
 
     With `sub_block_cache` the rows are those of the active sub-block, and the cache is left alone: nobody reads its
     entries of that sub-block, and the next sub-block begins with a whole-block forward.
+
+    Where a layer needed more compact places than were expected, nothing moves, and the next forward has all of them.
     """
     spec, lengths = plan.spec, state.cache.lengths
-    moves = ~state.done
     cached, branches = branches_of(state, plan)
-    evaluated = evaluate(model, cached, branches, requests, plan)
+    evaluated = evaluate(model, cached, branches, requests, plan, state.share)
+    runs = ~state.done
+    moves = runs & evaluated.fits
     verdicts = Verdict(*(_in_block(part, branches.starts - lengths, spec.block_size) for part in evaluated.verdicts))
     passed = follow(state, verdicts, requests, threshold, plan)
     committed = passed.committed & moves
@@ -104,13 +109,14 @@ def verify(
         state,
         cache=cache,
         block=jnp.where(moves[:, None], passed.block, state.block),
-        steps=state.steps + moves,
+        steps=state.steps + runs,
         vanilla_steps=state.vanilla_steps + jnp.where(moves, 1 + passed.accepted, 0),
         accepted=state.accepted + jnp.where(moves, passed.accepted, 0),
         hits=state.hits + jnp.where(moves[:, None], passed.hits, 0),
         fold_parent_hits=state.fold_parent_hits + jnp.where(moves[:, None], passed.fold_parent_hits, 0),
-        child_rows=state.child_rows + child_rows,
+        child_rows=state.child_rows + jnp.where(moves, child_rows, 0),
         folded_rows=state.folded_rows + jnp.where(moves, evaluated.folded_rows, 0),
+        share=evaluated.share,
     )
     recorded = record(moved, requests, spec)
     begun = dataclasses.replace(
@@ -119,7 +125,9 @@ def verify(
         block=jnp.where(committed[:, None], fresh_block(passed.seeds, spec), recorded.block),
     )
     begun = record(begun, requests, spec)
-    return dataclasses.replace(begun, drafts=next_drafts(begun, passed.block, passed.verdict, plan, moves & ~committed))
+    made = next_drafts(begun, passed.block, passed.verdict, plan, moves & ~committed)
+    drafts = Drafts(*(jnp.where(evaluated.fits, new, old) for new, old in zip(made, state.drafts, strict=True)))
+    return dataclasses.replace(begun, drafts=drafts)
 
 
 def branches_of(state: SpiffyState, plan: Plan) -> tuple[KVCache, Branches]:
@@ -299,6 +307,7 @@ def without_drafts(state: BlockState, budget: int, nodes: int) -> SpiffyState:
         fold_parent_hits=none_hit,
         child_rows=zeros,
         folded_rows=zeros,
+        share=jnp.float32(1),
     )
 
 

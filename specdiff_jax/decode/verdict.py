@@ -13,8 +13,10 @@ from specdiff_jax.decode.denoise import propose
 from specdiff_jax.decode.sampling import Sampling, without_mask
 from specdiff_jax.model.decoder import Decoder
 
-VOCABULARY_CHUNK = 16384
-"""Logits of so many tokens are in memory at a time: of 288 rows they fit into the cache of a GPU."""
+LOGIT_BYTES = 2**30
+"""Logits that are in memory at a time. Where those of the whole vocabulary are fewer the head is read as it is; a GPU's
+product copies a part of it first.
+"""
 
 
 class Verdict(NamedTuple):
@@ -69,8 +71,9 @@ def judge_greedily(model: Decoder, hidden: Float[Array, "*batch slots hidden"], 
     ranked = jnp.zeros((*rows, 0), jnp.int32)
     best = jnp.zeros((*rows, 0), jnp.float32)
     total = jnp.full(rows, -jnp.inf, jnp.float32)
-    for start in range(0, model.config.vocab_size, VOCABULARY_CHUNK):
-        logits = model.logits(hidden, slice(start, start + VOCABULARY_CHUNK))
+    chunk = max(1, LOGIT_BYTES // (4 * total.size))
+    for start in range(0, model.config.vocab_size, chunk):
+        logits = model.logits(hidden, slice(start, start + chunk))
         logits = without_mask(logits, spec.mask_token_id - start)
         total = jnp.logaddexp(total, jax.nn.logsumexp(logits, axis=-1))
         ids = jnp.broadcast_to(start + jnp.arange(logits.shape[-1]), logits.shape)

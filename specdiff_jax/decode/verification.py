@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from specdiff_jax.block_spec import BlockSpec
-from specdiff_jax.decode.block_diffusion import rows_of_slots, step_keys
+from specdiff_jax.decode.block_diffusion import rows_of_slots, seen_slots, step_keys
 from specdiff_jax.decode.drafting import Drafts, GraphTables
-from specdiff_jax.decode.folding import FoldSettings, folded_rows, folding_of
+from specdiff_jax.decode.folding import FoldSettings, folded_rows, folding_of, read_rows
 from specdiff_jax.decode.requests import Requests
 from specdiff_jax.decode.verdict import Verdict, judge, judge_greedily
 from specdiff_jax.model.branches import Folding
@@ -54,12 +54,16 @@ class Evaluated(NamedTuple):
         keys: of every branch's rows, one array a layer.
         values: of every branch's rows, one array a layer.
         folded_rows: rows of drafts that were folded, over all layers.
+        share: of the rows that somebody reads, computed by the fullest layer; the next forward's is guessed from it.
+        fits: whether the guess for this forward was enough; if not, nothing here is of any use.
     """
 
     verdicts: Verdict
     keys: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
     values: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
     folded_rows: Int[Array, " batch"]
+    share: Float[Array, ""]
+    fits: Bool[Array, ""]
 
 
 class Branches(NamedTuple):
@@ -78,7 +82,9 @@ class Branches(NamedTuple):
     starts: Int[Array, " batch"]
 
 
-def evaluate(model: Decoder, cache: KVCache, branches: Branches, requests: Requests, plan: Plan) -> Evaluated:
+def evaluate(
+    model: Decoder, cache: KVCache, branches: Branches, requests: Requests, plan: Plan, share: Float[Array, ""]
+) -> Evaluated:
     """Run main and the drafts; main alone where no row has a draft.
 
     Args:
@@ -87,6 +93,7 @@ def evaluate(model: Decoder, cache: KVCache, branches: Branches, requests: Reque
         branches: what is run.
         requests: the batch.
         plan: how.
+        share: of the rows that somebody reads, which the fullest layer of the forward before computed.
     """
     any_draft = jnp.any(branches.drafts.valid)
 
@@ -101,7 +108,9 @@ def evaluate(model: Decoder, cache: KVCache, branches: Branches, requests: Reque
     def with_drafts() -> Evaluated:
         if plan.fold is None:
             return run(1 + plan.budget, None)
-        return run(1 + plan.budget, folding_of(branches.tokens, branches.drafts, plan.spec, plan.tables, plan.fold))
+        known = share if model.branch_kernels(plan.fold.attention) else None
+        folding = folding_of(branches.tokens, branches.drafts, plan.spec, plan.tables, plan.fold, known)
+        return run(1 + plan.budget, folding)
 
     def alone() -> Evaluated:
         main = run(1, None)
@@ -111,7 +120,7 @@ def evaluate(model: Decoder, cache: KVCache, branches: Branches, requests: Reque
 
         verdicts = Verdict(*(widened(array, 1) for array in main.verdicts))
         keys, values = jax.tree.map(lambda array: widened(array, 2), (main.keys, main.values))
-        return Evaluated(verdicts, keys, values, main.folded_rows)
+        return Evaluated(verdicts, keys, values, main.folded_rows, share, main.fits)
 
     return jax.lax.cond(any_draft, with_drafts, alone)
 
@@ -136,21 +145,22 @@ def _side_by_side(
             (jnp.swapaxes(rows, 0, 1), jnp.swapaxes(branches.steps, 0, 1)),
         )
         verdicts = jax.tree.map(lambda array: jnp.swapaxes(array, 0, 1), verdicts)
-    folded = jnp.zeros_like(cache.lengths)
+    folded, share = jnp.zeros_like(cache.lengths), jnp.float32(1)
     if folding is not None:
         folded = folded_rows(output.reports, ~folding.idle[:, 1:])
-    return Evaluated(verdicts, output.keys, output.values, folded)
+        needed = output.needed / read_rows(branches.drafts, branches.tokens.shape[2])
+        share = jnp.where(output.fits, needed, 1).astype(jnp.float32)
+    return Evaluated(verdicts, output.keys, output.values, folded, share, output.fits)
 
 
 def _one_by_one(model: Decoder, cache: KVCache, branches: Branches, requests: Requests, plan: Plan) -> Evaluated:
     """A forward for every branch, with the same shapes, and so the same roundings, as in vanilla decoding."""
     spec, starts = plan.spec, branches.starts
     width = branches.tokens.shape[2]
-    ends = jnp.maximum(cache.lengths, starts + width)  # rows of a sub-block also see the cached slots behind it
 
     def one(given: tuple[Array, Array]) -> tuple[Verdict, tuple[Array, ...], tuple[Array, ...]]:
         tokens, step = given
-        output = model(tokens, cache.with_lengths(starts), visible=(ends - width)[:, None] + seen_slots(tokens, spec))
+        output = model.block(tokens, cache, seen_slots(tokens, spec), starts=starts)
         assert output.cache is not None
         verdict = judge(
             model.logits(rows_of_slots(output.hidden, spec)),
@@ -169,13 +179,4 @@ def _one_by_one(model: Decoder, cache: KVCache, branches: Branches, requests: Re
     verdicts, keys, values = jax.lax.map(one, (jnp.swapaxes(branches.tokens, 0, 1), jnp.swapaxes(branches.steps, 0, 1)))
     verdicts = jax.tree.map(lambda array: jnp.swapaxes(array, 0, 1), verdicts)
     keys, values = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 2), (keys, values))
-    return Evaluated(verdicts, keys, values, jnp.zeros_like(starts))
-
-
-def seen_slots(block: Int[Array, "batch slots"], spec: BlockSpec) -> Int[Array, "batch slots"]:
-    """How many slots of the branch each of its rows sees: all, or in a causal commit those up to its own."""
-    everything = jnp.full(block.shape, block.shape[1], jnp.int32)
-    if not spec.causal:
-        return everything
-    complete = ~jnp.any(block == spec.mask_token_id, axis=1, keepdims=True)
-    return jnp.where(complete, jnp.arange(1, block.shape[1] + 1), everything)
+    return Evaluated(verdicts, keys, values, jnp.zeros_like(starts), jnp.float32(1), jnp.bool_(True))

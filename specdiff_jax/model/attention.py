@@ -13,9 +13,11 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.contraction import contract
 from pallas_kernels.decode_attention import HeadNorm, decode_attention, supports
 from pallas_kernels.implementation import Implementation
+from pallas_kernels.projection import normalize
+from pallas_kernels.triton import attention as branch_kernel
 from specdiff_jax.config import ModelConfig
 from specdiff_jax.model.cache import write
-from specdiff_jax.model.layers import normal_param, normalize
+from specdiff_jax.model.layers import normal_param
 from specdiff_jax.model.rotary import RotaryTable, rotate
 
 LayerCache = tuple[Array, Array]
@@ -114,6 +116,8 @@ class Attention(nnx.Module):
     ) -> None:
         size = config.head_dim
         self.decode_kernel = implementation == "triton" and supports(config.group_size, size, dtype)
+        kernels = implementation == "triton" and not config.qk_norm
+        self.branch_kernels = kernels and branch_kernel.supports(config.group_size, size, dtype)
         self.flash = implementation == "triton" and supports_flash(size, dtype)
         self.per_kv_head = (config.num_kv_heads, config.group_size + 2, size)
         rows = (config.num_heads + 2 * config.num_kv_heads) * size
@@ -130,23 +134,13 @@ class Attention(nnx.Module):
 
         Without a cache the new rows are the only keys.
         """
-        projected = self._projected(x)
+        projected = self.projected(x)
         one_causal_row = x.shape[1] == 1 and rows.visible is None
         if self.decode_kernel and one_causal_row and cached is not None:
             mixed, cached = self._decode(projected, rows, cached)
         else:
             mixed, cached = self._attend(projected, rows, cached)
         return self.project_out(mixed), cached
-
-    def project(
-        self, x: Float[Array, "batch rows hidden"], rotary: RotaryTable
-    ) -> tuple[
-        Float[Array, "batch rows kv_heads group head_dim"],
-        Float[Array, "batch rows kv_heads head_dim"],
-        Float[Array, "batch rows kv_heads head_dim"],
-    ]:
-        """Queries, keys and values of some rows, normed and rotated."""
-        return self._rotated(self._projected(x), rotary)
 
     def project_out(
         self, mixed: Float[Array, "batch rows kv_heads group head_dim"]
@@ -155,13 +149,27 @@ class Attention(nnx.Module):
         out = contract("bso,ho->bsh", mixed.reshape(*mixed.shape[:2], -1), self.out[...])
         return out if self.out_bias is None else out + self.out_bias[...]
 
-    def _projected(self, x: Array) -> Array:
-        projected = contract("bsh,oh->bso", x, self.qkv[...])
-        if self.qkv_bias is not None:
-            projected = projected + self.qkv_bias[...]
-        return projected.reshape(*x.shape[:2], *self.per_kv_head)
+    def projected(
+        self, x: Float[Array, "batch rows hidden"]
+    ) -> Float[Array, "batch rows kv_heads group_key_value head_dim"]:
+        """For each key/value head its group of queries, its key and its value, without position."""
+        projected = self.products(x)
+        return projected if self.qkv_bias is None else projected + self.qkv_bias[...].reshape(self.per_kv_head)
 
-    def _rotated(self, projected: Array, rotary: RotaryTable) -> tuple[Array, Array, Array]:
+    def products(
+        self, x: Float[Array, "batch rows hidden"]
+    ) -> Float[Array, "batch rows kv_heads group_key_value head_dim"]:
+        """`projected` before the bias."""
+        return contract("bsh,oh->bso", x, self.qkv[...]).reshape(*x.shape[:2], *self.per_kv_head)
+
+    def rotated(
+        self, projected: Float[Array, "batch rows kv_heads group_key_value head_dim"], rotary: RotaryTable
+    ) -> tuple[
+        Float[Array, "batch rows kv_heads group head_dim"],
+        Float[Array, "batch rows kv_heads head_dim"],
+        Float[Array, "batch rows kv_heads head_dim"],
+    ]:
+        """Queries, keys and values of some rows, normed and rotated."""
         rotated, values = projected[..., :-1, :], projected[..., -1, :]
         if self.qk_norm is not None:
             rotated = self.qk_norm(rotated)
@@ -173,7 +181,7 @@ class Attention(nnx.Module):
 
     def _attend(self, projected: Array, rows: Rows, cached: LayerCache | None) -> tuple[Array, LayerCache]:
         """Any number of rows, any visibility, in plain JAX."""
-        queries, keys, values = self._rotated(projected, rows.rotary)
+        queries, keys, values = self.rotated(projected, rows.rotary)
         keys, values = keys.swapaxes(1, 2), values.swapaxes(1, 2)
         if cached is not None:
             keys, values = write(cached[0], keys, rows.starts), write(cached[1], values, rows.starts)

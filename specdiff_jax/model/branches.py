@@ -4,26 +4,31 @@ They differ in the plan alone. With one branch it is the forward of vanilla deco
 verification (Spiffy); else rows that hardly differ from their parent's are folded (SpecFold, arXiv 2610.04875): they
 read QKV, attention to the cache and feed-forward output of an ancestor, keep their own residual stream, and attend to
 their own branch.
+
+Rows stand side by side in groups that share compact tables: a batch row's branches and slots with plain JAX, which the
+compiler can then spread over devices; those of all batch rows with kernels, so that a layer computes as many rows as
+all of them need together.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.attention import SoftmaxState, block_state, merge, mixed_values, prefix_state
-from pallas_kernels.correction import GUARD, correct
-from pallas_kernels.rows import RowPlan, compact, plan_rows, read_through, relative_residual
+from pallas_kernels.feed_forward import add_through
+from pallas_kernels.projection import normed_rows
+from pallas_kernels.rows import BY_RESIDUAL, FORCED, IDLE, RowPlan, plan_rows
 from specdiff_jax.folded_attention import FoldedAttention
 from specdiff_jax.model.attention import Attention, LayerCache
+from specdiff_jax.model.branch_attention import BranchRows, attend_branches
 from specdiff_jax.model.layers import RMSNorm
-from specdiff_jax.model.rotary import RotaryTable
+
+Result = TypeVar("Result")
 
 
 @jax.tree_util.register_dataclass
@@ -37,9 +42,12 @@ class Folding:
         whole: branches that are computed densely, branch 0 among them.
         idle: branches that nobody reads; nothing of them is computed.
         delta: relative residual up to which a row is folded; below 0 none is.
-        capacities: numbers of rows, ascending, the last one that of all rows; a layer computes as many as the smallest
-            that holds its rows.
+        capacities: numbers of rows of a batch row, ascending, the last one that of all of them; a layer computes as
+            many as the smallest that holds its rows.
         attention: of folded rows.
+        expected: rows of a batch row that the fullest layer is expected to compute, on the mean. The smallest capacity
+            that holds them is then that of all layers, and the forward is of no use if a layer needs more. None lets
+            every layer choose, which costs a GPU 18 us a layer.
     """
 
     parents: Int[Array, "batch branches"]
@@ -49,24 +57,23 @@ class Folding:
     delta: Float[Array, ""]
     capacities: tuple[int, ...] = field(metadata={"static": True})
     attention: FoldedAttention = field(default="split", metadata={"static": True})
+    expected: Float[Array, ""] | None = None
 
 
-class Shared(NamedTuple):
-    """What all layers of a forward share.
+class Gate(NamedTuple):
+    """A folding, row by row of each group.
 
     Attributes:
-        rotary: of every slot.
-        lengths: tokens in the cache.
-        gaps: the first of them that no row sees, and the place behind the last such one; None where all are seen.
-        seen: which slots of its own branch each row sees.
-        folding: what may be folded; None computes every row.
+        parents: each row's parent.
+        rules: of every row, for the first layers; the last one holds for all others.
+        capacities: numbers of rows of a group, ascending.
+        folding: that it is of.
     """
 
-    rotary: RotaryTable
-    lengths: Int[Array, " batch"]
-    gaps: Int[Array, "batch 2"] | None
-    seen: Bool[Array, "batch branches slots keys"]
-    folding: Folding | None
+    parents: Int[Array, "groups rows"]
+    rules: tuple[Int[Array, "groups rows"], ...]
+    capacities: tuple[int, ...]
+    folding: Folding
 
 
 class LayerReport(NamedTuple):
@@ -76,20 +83,31 @@ class LayerReport(NamedTuple):
         residual: relative residual of each row to its parent's.
         recomputed: rows that were computed.
         surviving: share of the softmax sum that the correction left (1 without it), the smallest of a row's heads.
+        needed: compact places that it needed, of the group that needed most.
     """
 
     residual: Float[Array, "batch branches slots"]
     recomputed: Bool[Array, "batch branches slots"]
     surviving: Float[Array, "batch branches slots"]
+    needed: Int[Array, ""]
 
 
 class LayerResult(NamedTuple):
-    """Residual streams behind a layer, and the keys and values that each branch reads."""
+    """What a layer leaves behind.
 
-    hidden: Float[Array, "batch branches slots hidden"]
-    keys: Float[Array, "batch branches slots kv_heads head_dim"]
-    values: Float[Array, "batch branches slots kv_heads head_dim"]
-    report: LayerReport | None
+    Attributes:
+        hidden: residual streams.
+        residual: of each row to its parent's; None without a gate.
+        keys: that each branch reads for its own slots.
+        values: likewise.
+        surviving: as in `LayerReport`; None without a correction.
+    """
+
+    hidden: Float[Array, "groups rows hidden"]
+    residual: Float[Array, "groups rows"] | None
+    keys: Float[Array, "batch kv_heads branches slots head_dim"]
+    values: Float[Array, "batch kv_heads branches slots head_dim"]
+    surviving: Float[Array, "batch branches slots"] | None
 
 
 class Layer(NamedTuple):
@@ -101,91 +119,102 @@ class Layer(NamedTuple):
     feed_forward: Callable[[Array], Array]
 
 
+def gate_of(folding: Folding, slots: int, groups: int) -> Gate:
+    """The folding's rows in groups of equally many batch rows."""
+    batch, branches = folding.parents.shape
+    members = batch // groups
+    branch = jnp.arange(members * branches, dtype=jnp.int32).reshape(1, members, branches)
+    parents = (branch - branch % branches) + folding.parents.reshape(groups, members, branches).astype(jnp.int32)
+    rows = parents[..., None] * slots + jnp.arange(slots, dtype=jnp.int32)
+
+    def rule(forced: Array) -> Array:
+        known = jnp.where(forced | folding.whole[..., None], FORCED, BY_RESIDUAL)
+        return jnp.where(folding.idle[..., None], IDLE, known).astype(jnp.int32).reshape(groups, -1)
+
+    nothing = jnp.zeros((batch, branches, slots), bool)
+    return Gate(
+        rows.reshape(groups, -1),
+        tuple(rule(forced) for forced in (*folding.forced, nothing)),
+        tuple(members * capacity for capacity in folding.capacities),
+        folding,
+    )
+
+
 def run_layer(
-    layer: Layer, hidden: Float[Array, "batch branches slots hidden"], cached: LayerCache, shared: Shared, index: int
-) -> LayerResult:
+    layer: Layer,
+    hidden: Float[Array, "groups rows hidden"],
+    residual: Float[Array, "groups rows"] | None,
+    cached: LayerCache,
+    rows: BranchRows,
+    gate: Gate | None,
+    index: int,
+    capacity: int | None = None,
+) -> tuple[LayerResult, LayerReport | None]:
     """One layer for all branches.
 
     Args:
         layer: its parts.
         hidden: residual streams before it.
+        residual: of each row to its parent's.
         cached: the layer's keys and values of the cached tokens.
-        shared: what all layers share.
+        rows: what all layers share.
+        gate: what may be folded; None computes every row.
         index: which layer of the model it is.
+        capacity: compact places; None takes as many as the plan needs.
     """
-    if shared.folding is None:
-        return _compute(layer, hidden, cached, shared)
-    folding = shared.folding
-    residual = relative_residual(hidden, folding.parents)
-    recomputed = residual > folding.delta
-    if index < len(folding.forced):
-        recomputed |= folding.forced[index]
-    recomputed = (recomputed | folding.whole[..., None]) & ~folding.idle[..., None]
-    plan = plan_rows(recomputed, folding.parents)
+    if gate is None:
+        return _compute(layer, hidden, cached, rows, None, None, hidden.shape[1]), None
+    assert residual is not None
+    plan = plan_rows(
+        residual,
+        gate.rules[min(index, len(gate.rules) - 1)],
+        gate.folding.delta,
+        gate.parents,
+        generations=rows.visible.shape[1] - 1,
+        implementation=rows.implementation,
+    )
 
     def at(capacity: int) -> Callable[[], LayerResult]:
-        fitted = dataclasses.replace(plan, index=plan.index[:, :capacity])
-        return lambda: _compute(layer, hidden, cached, shared, fitted, residual)
+        return lambda: _compute(layer, hidden, cached, rows, gate, plan, capacity)
 
-    fitting = jnp.sum(jnp.max(plan.count) > jnp.array(folding.capacities[:-1], jnp.int32))
-    return jax.lax.switch(fitting, [at(capacity) for capacity in folding.capacities])
+    needed = jnp.max(plan.count)
+    result = at(capacity)() if capacity else at_smallest(gate.capacities, needed, at)
+    shape = rows.visible.shape
+    surviving = jnp.ones(shape, jnp.float32) if result.surviving is None else result.surviving
+    return result, LayerReport(residual.reshape(shape), plan.recomputed.reshape(shape), surviving, needed)
+
+
+def at_smallest(
+    capacities: tuple[int, ...], needed: Int[Array, ""] | Float[Array, ""], at: Callable[[int], Callable[[], Result]]
+) -> Result:
+    """What `at` gives for the smallest capacity that holds the rows that are needed."""
+    fitting = jnp.sum(needed > jnp.array(capacities[:-1], jnp.int32))
+    return jax.lax.switch(fitting, [at(capacity) for capacity in capacities])
 
 
 def _compute(
     layer: Layer,
     hidden: Array,
     cached: LayerCache,
-    shared: Shared,
-    plan: RowPlan | None = None,
-    residual: Array | None = None,
+    rows: BranchRows,
+    gate: Gate | None,
+    plan: RowPlan | None,
+    places: int,
 ) -> LayerResult:
-    """The rows of the plan, or all, and what the others make of them."""
-    shape = hidden.shape[:3]
+    """The rows of the plan in so many places, or all, and what the others make of them."""
 
-    def taken(rows: Array) -> Array:
-        return rows.reshape(shape[0], -1, *rows.shape[3:]) if plan is None else compact(rows, plan.index)
+    def normed(norm: RMSNorm, added: Array | None) -> Array:
+        return normed_rows(
+            hidden, added, norm.weight[...], norm.eps, plan, places=places, implementation=rows.implementation
+        )
 
-    def read(table: Array) -> Array:
-        return table.reshape(*shape, *table.shape[2:]) if plan is None else read_through(table, plan.slot)
-
-    attention = layer.attention
-    angles = jax.tree.map(lambda part: taken(_of_branches(part, shape[1])), shared.rotary)
-    queries, keys, values = attention.project(layer.attention_norm(taken(hidden)), angles)
-    before = SoftmaxState(*map(read, prefix_state(queries, *cached, shared.lengths, shared.gaps)))
-    queries, keys, values = read(queries), read(keys), read(values)
-    state = merge(before, block_state(queries, keys, values, shared.seen))
-    report = None
-    if plan is not None:
-        assert shared.folding is not None
-        assert residual is not None
-        surviving = jnp.ones(shape, jnp.float32)
-        if shared.folding.attention == "correct":
-            state, surviving = _corrected(state, queries, keys, values, plan, shared.seen)
-        report = LayerReport(residual, plan.recomputed, surviving)
-    mixed = mixed_values(state).astype(hidden.dtype)
-    hidden = hidden + attention.project_out(mixed.reshape(shape[0], -1, *mixed.shape[3:])).reshape(hidden.shape)
-    hidden = hidden + read(layer.feed_forward(layer.feed_forward_norm(taken(hidden))))
-    return LayerResult(hidden, keys, values, report)
-
-
-def _corrected(
-    state: SoftmaxState, queries: Array, keys: Array, values: Array, plan: RowPlan, seen: Array
-) -> tuple[SoftmaxState, Array]:
-    """States by the paper's correction, but where too little of the source's survives; and what survives."""
-    ancestor = SoftmaxState(*(jnp.take_along_axis(part, _fitted(plan.source, part), axis=1) for part in state))
-    corrected, surviving = correct(ancestor, queries, keys, values, plan.source, seen)
-    kept = surviving >= GUARD
-    chosen = SoftmaxState(
-        *(jnp.where(_fitted(kept, ours), ours, direct) for ours, direct in zip(corrected, state, strict=True))
-    )
-    return chosen, jnp.min(surviving, axis=(3, 4))
-
-
-def _fitted(rows: Array, array: Array) -> Array:
-    """With axes of length 1 behind, as many as the array has more."""
-    return rows.reshape(*rows.shape, *[1] * (array.ndim - rows.ndim))
-
-
-def _of_branches(rows: Array, branches: int) -> Array:
-    """The same for every branch."""
-    return jnp.broadcast_to(rows[:, None], (rows.shape[0], branches, *rows.shape[1:]))
+    correct = gate is not None and gate.folding.attention == "correct"
+    x = normed(layer.attention_norm, None)
+    mixed = attend_branches(layer.attention, x, cached, rows, plan, correct=correct)
+    heads = mixed.heads.reshape(*hidden.shape[:2], *mixed.heads.shape[3:])
+    attended = layer.attention.project_out(heads)
+    x = normed(layer.feed_forward_norm, attended)
+    fed = layer.feed_forward(x)
+    parents = None if gate is None else gate.parents
+    hidden, residual = add_through(hidden, attended, fed, plan, parents, implementation=rows.implementation)
+    return LayerResult(hidden, residual, mixed.keys, mixed.values, mixed.surviving)

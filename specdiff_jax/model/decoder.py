@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.contraction import contract
 from pallas_kernels.implementation import Implementation
+from pallas_kernels.rows import relative_residual
 from specdiff_jax.config import ModelConfig
+from specdiff_jax.folded_attention import FoldedAttention
 from specdiff_jax.model.attention import Attention, LayerCache, Rows, Visible
-from specdiff_jax.model.branches import Folding, Layer, LayerReport, Shared, run_layer
+from specdiff_jax.model.branch_attention import BranchRows, score_scale
+from specdiff_jax.model.branches import Folding, Gate, Layer, LayerReport, at_smallest, gate_of, run_layer
 from specdiff_jax.model.cache import KVCache
 from specdiff_jax.model.feed_forward import FeedForward, SparseFeedForward
 from specdiff_jax.model.layers import RMSNorm, lookup, normal_param
@@ -44,12 +48,16 @@ class BranchOutput(NamedTuple):
         keys: that each branch reads for its own slots, one array a layer; the cache is as it was.
         values: that each branch reads for its own slots, one array a layer.
         reports: what each layer tells of its folding; none where every row was computed.
+        needed: compact places that the fullest layer needed, of the group that needed most; 0 without folding.
+        fits: whether they were there; if not, nothing here is of any use.
     """
 
     hidden: Float[Array, "batch branches slots hidden"]
     keys: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
     values: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
     reports: tuple[LayerReport, ...]
+    needed: Int[Array, ""]
+    fits: Bool[Array, ""]
 
 
 class DecoderLayer(nnx.Module):
@@ -71,6 +79,11 @@ class DecoderLayer(nnx.Module):
         mixed, cached = self.attention(self.attention_norm(x), rows, cached)
         x = x + mixed
         return x + self.feed_forward(self.feed_forward_norm(x)), cached
+
+
+def parts_of(layer: DecoderLayer) -> Layer:
+    """What a forward of branches needs of a layer."""
+    return Layer(layer.attention_norm, layer.attention, layer.feed_forward_norm, layer.feed_forward)
 
 
 class Decoder(nnx.Module):
@@ -114,11 +127,58 @@ class Decoder(nnx.Module):
         starts = jnp.zeros((tokens.shape[0],), jnp.int32) if cache is None else cache.lengths
         if positions is None:
             positions = starts[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)
-        x, streams, keys, values = self._run(
-            tokens, Rows(rotary_table(self.config.rotary, positions), starts, visible), cache
-        )
+        rows = Rows(rotary_table(self.config.rotary, positions), starts, visible)
+        x, streams, keys, values = self._run(tokens, rows, cache)
         written = None if cache is None else KVCache(keys, values, cache.lengths)
         return DecoderOutput(self.norm(x), written, tuple(streams[tap] for tap in taps))
+
+    def block(
+        self,
+        tokens: Int[Array, "batch slots"],
+        cache: KVCache,
+        visible: Int[Array, "batch slots"],
+        *,
+        starts: Int[Array, " batch"] | None = None,
+    ) -> DecoderOutput:
+        """Run the rows of a block, which all see the cached tokens, and write them to the cache.
+
+        Args:
+            tokens: ids.
+            cache: keys and values so far.
+            visible: how many slots of the block, counted from its first, each row sees.
+            starts: first cached place that they take; by default they stand behind all.
+        """
+        width = tokens.shape[1]
+        begin = cache.lengths if starts is None else starts
+        if not self.branch_kernels():
+            others = jnp.maximum(cache.lengths, begin + width) - width
+            output = self(tokens, cache.with_lengths(begin), visible=others[:, None] + visible)
+            assert output.cache is not None
+            return output._replace(cache=output.cache.with_lengths(cache.lengths))
+        rotary = rotary_table(self.config.rotary, begin[:, None] + jnp.arange(width, dtype=jnp.int32))
+        rows = BranchRows(
+            rotary,
+            score_scale(rotary, self.config.head_dim),
+            cache.lengths,
+            starts,
+            visible[:, None],
+            "triton",
+            append=True,
+        )
+        hidden = lookup(self.embedding[...], tokens).reshape(1, -1, self.config.hidden_size)
+        keys, values = [], []
+        for index, layer in enumerate(self.layers):
+            cached = (cache.keys[index], cache.values[index])
+            result, _ = run_layer(parts_of(layer), hidden, None, cached, rows, None, index)
+            hidden = result.hidden
+            keys.append(result.keys)
+            values.append(result.values)
+        written = KVCache(tuple(keys), tuple(values), cache.lengths)
+        return DecoderOutput(self.norm(hidden).reshape(*tokens.shape, -1), written, ())
+
+    def branch_kernels(self, attention: FoldedAttention = "split") -> bool:
+        """Whether forwards of branches run through kernels: the correction of folded rows has none."""
+        return self.layers[0].attention.branch_kernels and attention == "split"
 
     def branches(
         self,
@@ -138,23 +198,50 @@ class Decoder(nnx.Module):
             folding: what may be folded; None computes every row.
             starts: first cached place that the branches replace; by default they stand behind all.
         """
-        slots = jnp.arange(tokens.shape[2], dtype=jnp.int32)
-        gaps = None if starts is None else jnp.stack([starts, starts + slots.size], axis=1)
+        batch, _, width = tokens.shape
+        slots = jnp.arange(width, dtype=jnp.int32)
         rotary = rotary_table(self.config.rotary, (cache.lengths if starts is None else starts)[:, None] + slots)
-        shared = Shared(rotary, cache.lengths, gaps, slots < visible[..., None], folding)
-        hidden = lookup(self.embedding[...], tokens)
-        results = []
-        for index, layer in enumerate(self.layers):
-            parts = Layer(layer.attention_norm, layer.attention, layer.feed_forward_norm, layer.feed_forward)
-            result = run_layer(parts, hidden, (cache.keys[index], cache.values[index]), shared, index)
-            hidden = result.hidden
-            results.append(result)
-        return BranchOutput(
-            self.norm(hidden),
-            tuple(jnp.moveaxis(result.keys, 3, 1) for result in results),
-            tuple(jnp.moveaxis(result.values, 3, 1) for result in results),
-            tuple(result.report for result in results if result.report is not None),
+        kernels = self.branch_kernels("split" if folding is None else folding.attention)
+        rows = BranchRows(
+            rotary,
+            score_scale(rotary, self.config.head_dim),
+            cache.lengths,
+            starts,
+            visible,
+            "triton" if kernels else "xla",
         )
+        groups = 1 if kernels else batch
+        gate = None if folding is None else gate_of(folding, width, groups)
+        hidden = lookup(self.embedding[...], tokens).reshape(groups, -1, self.config.hidden_size)
+        if gate is None or gate.folding.expected is None:
+            return self._run_branches(hidden, cache, rows, gate, None)
+        expected = gate.folding.expected * (batch // groups)
+        return at_smallest(
+            gate.capacities, expected, lambda capacity: lambda: self._run_branches(hidden, cache, rows, gate, capacity)
+        )
+
+    def _run_branches(
+        self,
+        hidden: Float[Array, "groups rows hidden"],
+        cache: KVCache,
+        rows: BranchRows,
+        gate: Gate | None,
+        capacity: int | None,
+    ) -> BranchOutput:
+        """All layers and the final norm, each layer in so many compact places, or in as many as it needs."""
+        residual = None if gate is None else relative_residual(hidden, gate.parents)
+        keys, values, reports = [], [], []
+        for index, layer in enumerate(self.layers):
+            cached = (cache.keys[index], cache.values[index])
+            result, report = run_layer(parts_of(layer), hidden, residual, cached, rows, gate, index, capacity)
+            hidden, residual = result.hidden, result.residual
+            keys.append(result.keys)
+            values.append(result.values)
+            reports += [] if report is None else [report]
+        needed = functools.reduce(jnp.maximum, [report.needed for report in reports], jnp.int32(0))
+        fits = jnp.bool_(True) if capacity is None else needed <= capacity
+        hidden = self.norm(hidden).reshape(*rows.visible.shape, -1)
+        return BranchOutput(hidden, tuple(keys), tuple(values), tuple(reports), needed, fits)
 
     def _run(
         self, tokens: Int[Array, "batch rows"], rows: Rows, cache: KVCache | None

@@ -9,6 +9,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.contraction import contract
+from pallas_kernels.projection import normalize
 
 INITIALIZER_STD = 0.02
 
@@ -41,12 +42,6 @@ lookup.defvjp(_lookup_forward, _lookup_backward)
 def normal_param(rngs: nnx.Rngs, shape: tuple[int, ...], dtype: DTypeLike) -> nnx.Param:
     """A parameter drawn from N(0, 0.02^2), the initialisation of every supported family."""
     return nnx.Param(INITIALIZER_STD * jax.random.normal(rngs.params(), shape, dtype))
-
-
-def normalize(x: Float[Array, "*batch size"], eps: float) -> Float[Array, "*batch size"]:
-    """x / sqrt(mean(x^2) + eps) over the last axis, in float32, returned in the input's dtype."""
-    x32 = x.astype(jnp.float32)
-    return (x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + eps)).astype(x.dtype)
 
 
 class RMSNorm(nnx.Module):

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
-import bench.target
+import bench.forward_step
 from bench.forward import ForwardBench, sections
 from bench.forward_step import forwards, measure, prescribed, verifications
 from bench.run import Settings
-from bench.target import filled_cache
+from bench.target import branch_implementation, filled_cache
 from specdiff_jax.block_spec import block_spec
 from specdiff_jax.config import parse_config
 from specdiff_jax.loading import random_model
@@ -30,6 +30,7 @@ ROW_KEYS = [
     "spread",
     "weight_floor_microseconds",
 ]
+RAN = {"implementation": "triton", "shares": {"products": 0.7, "other": 0.3}}
 TINY = parse_config(
     {
         "architectures": ["Qwen3ForCausalLM"],
@@ -66,9 +67,10 @@ def test_each_forward_reads_what_the_one_before_chose():
 
 
 def test_measure_counts_what_a_forward_reads(monkeypatch):
-    monkeypatch.setattr(bench.target, "geometry", lambda name: TINY)
+    monkeypatch.setattr(bench.forward_step, "geometry", lambda name: TINY)
     result = measure("tiny", "bfloat16", rows=4, branches=0, cache_tokens=6, steps=400, repeats=2)
     assert result["seconds"] > 0
+    assert (result["implementation"], result["shares"]) == ("xla", None)
     per_layer = (4 + 2 * 2) * 8 * 32 + 4 * 8 * 32 + 3 * 48 * 32 + 2 * 32 + 2 * 8
     assert result["weight_bytes"] == 2 * (97 * 32 + 2 * per_layer + 32)  # the embedding is the head
     assert result["cache_bytes"] == 2 * 2 * 2 * 6 * 2 * 8
@@ -78,7 +80,7 @@ def test_branches_read_the_weights_once_and_choose_what_each_would_alone(monkeyp
     config = dataclasses.replace(
         TINY, family="nemotron_labs_diffusion", block_size=4, mask_token_id=96, tie_embeddings=False
     )
-    monkeypatch.setattr(bench.target, "geometry", lambda name: config)
+    monkeypatch.setattr(bench.forward_step, "geometry", lambda name: config)
     result = measure("tiny", "bfloat16", rows=4, branches=2, cache_tokens=6, steps=400, repeats=2)
     assert result["seconds"] > 0
     assert result["weight_bytes"] == measure("tiny", "bfloat16", 4, 0, 6, 400, 2)["weight_bytes"]
@@ -125,7 +127,7 @@ def test_folded_forwards_are_measured(monkeypatch):
     config = dataclasses.replace(
         TINY, family="nemotron_labs_diffusion", block_size=4, mask_token_id=96, tie_embeddings=False
     )
-    monkeypatch.setattr(bench.target, "geometry", lambda name: config)
+    monkeypatch.setattr(bench.forward_step, "geometry", lambda name: config)
     result = measure("tiny", "float32", 4, 2, 6, steps=200, repeats=1, fold_ratio=0.5, buckets=2)
     assert result["seconds"] > 0
 
@@ -139,17 +141,38 @@ def test_rows_have_the_keys_that_others_read():
         ("nld-3b", 32),
     ]
     section = planned[1]
-    measured = {"seconds": 4e-3, "spread": 1.02, "weight_bytes": 8_000_000_000, "cache_bytes": 80_000_000}
+    assert section.known["implementation"] == "default"
+    measured = {"seconds": 4e-3, "spread": 1.02, "weight_bytes": 8_000_000_000, "cache_bytes": 80_000_000, **RAN}
     row = {**section.known, **section.row(section.known, measured, 4e12)}
     assert list(row)[: len(ROW_KEYS)] == ROW_KEYS
-    assert (row["path"], row["implementation"], row["branches"], row["fold_ratio"]) == ("vanilla", "xla", 0, None)
+    assert (row["path"], row["implementation"], row["branches"], row["fold_ratio"]) == ("vanilla", "triton", 0, None)
+    assert row["shares"] == RAN["shares"]
     assert (row["microseconds"], row["weight_floor_microseconds"]) == pytest.approx((4000, 2000))
     assert row["weight_and_cache_floor_microseconds"] == pytest.approx(2020)
     assert row["ratio_to_floor"] == 2.0
 
 
+def test_implementations_stand_side_by_side():
+    asked = ForwardBench(["nld-3b"], [32], [8], [0.6], [4], ["xla", "triton", "default"], profile=True)
+    planned = sections(asked, Settings())
+    assert [(section.known["path"], section.known["implementation"]) for section in planned] == [
+        (path, implementation) for path in ("dense", "folded") for implementation in ("xla", "triton", "default")
+    ]
+    assert [section.arguments.get("implementation") for section in planned] == ["xla", "triton", None] * 2
+    assert all(section.arguments["profile"] for section in planned)
+    assert len({str(section.known["settings"]) for section in planned}) == 2  # dense and folded
+
+
+@pytest.mark.parametrize(("qk_norm", "ran"), [(False, "triton"), (True, "xla")])
+def test_what_runs_is_what_the_layers_use(qk_norm, ran):
+    """The kernels take no head norms, whatever is asked for."""
+    config = dataclasses.replace(TINY, head_dim=32, qk_norm=qk_norm)
+    assert branch_implementation(random_model(config, dtype="bfloat16", implementation="triton")) == ran
+    assert branch_implementation(random_model(config, dtype="bfloat16", implementation="xla")) == "xla"
+
+
 def test_without_a_bandwidth_there_is_no_floor():
     (section,) = sections(ForwardBench(["nld-3b"], [1], [0]), Settings())
-    measured = {"seconds": 4e-3, "spread": 1.0, "weight_bytes": 1, "cache_bytes": 1}
+    measured = {"seconds": 4e-3, "spread": 1.0, "weight_bytes": 1, "cache_bytes": 1, **RAN}
     row = section.row(section.known, measured, None)
     assert row["weight_floor_microseconds"] is row["ratio_to_floor"] is None

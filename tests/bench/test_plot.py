@@ -16,11 +16,13 @@ figure = pytest.importorskip("matplotlib.figure")
 ENVIRONMENT = Environment("specdiff bench", "h200", "580.1", "0.11.2", "2026-01-01", "aaa")
 
 
-def forward(geometry: str, branches: int, microseconds: float | None, rows: int = 32) -> Row:
+def forward(
+    geometry: str, branches: int, microseconds: float | None, rows: int = 32, implementation: str = "xla"
+) -> Row:
     path = "dense" if branches else "vanilla"
     settings = {"rows": rows}
-    known = {"geometry": geometry, "path": path, "implementation": "xla", "branches": branches, "settings": settings}
-    return {**known, "microseconds": microseconds}
+    known = {"geometry": geometry, "path": path, "branches": branches, "settings": settings}
+    return {**known, "implementation": implementation, "microseconds": microseconds}
 
 
 FORWARDS = [
@@ -29,6 +31,8 @@ FORWARDS = [
     forward("nld-3b", 0, 100.0, rows=1),  # a single row is no block
     forward("nld-3b", 8, None),  # failed
     forward("qwen3-8b", 0, 500.0),  # no curve
+    forward("nld-3b", 0, 100.0, implementation="triton"),
+    forward("nld-3b", 4, 120.0, implementation="triton"),
 ]
 
 
@@ -52,7 +56,10 @@ def lines(draw, rows: list[Row]) -> dict[str, list[tuple[float, float]]]:
 
 
 def test_the_cost_of_verification_is_relative_to_a_vanilla_forward() -> None:
-    assert lines(draw_verification, FORWARDS) == {"nld-3b": [(0, 1), (4, 1.5)]}
+    assert lines(draw_verification, FORWARDS) == {
+        "nld-3b, xla": [(0, 1), (4, 1.5)],
+        "nld-3b, triton": [(0, 1), (4, 1.2)],
+    }
 
 
 def test_saved_forwards_are_over_the_number_of_drafts() -> None:

@@ -90,6 +90,65 @@ def test_the_tasks_of_a_measurement_are_one_row(tmp_path):
     assert "| tiny | vanilla | 0.9 | 8 | 4 | - | 100.0% | - | - | - | - | - | 2.00 | 50 |" in some
 
 
+def forward(path: str, implementation: str, microseconds: float | None) -> dict[str, object]:
+    settings = {"rows": 32, "cache_tokens": 512, "dtype": "bfloat16", "xla_flags": ""}
+    folded = {"fold_ratio": 0.6, "buckets": 4} if path == "folded" else {}
+    return {
+        "geometry": "nld-3b",
+        "path": path,
+        "implementation": implementation,
+        "branches": 0 if path == "vanilla" else 8,
+        "fold_ratio": folded.get("fold_ratio"),
+        "rows": 32 if path == "vanilla" else 134 if folded else 288,
+        "microseconds": microseconds,
+        "weight_floor_microseconds": 1500.0,
+        "settings": {**settings, **folded},
+    }
+
+
+def test_a_forward_stands_beside_the_vanilla_one_of_its_implementation(tmp_path):
+    rows = [forward("vanilla", "xla", 2000.0), forward("folded", "xla", 5000.0), forward("folded", "triton", 3000.0)]
+    rows += [forward("vanilla", "triton", 2500.0), forward("dense", "triton", None)]
+    add_rows(tmp_path, "forward", ENVIRONMENT, rows)
+    table = fill("<!-- results: forward -->\n<!-- end -->\n", tmp_path)
+    assert [line for line in table.splitlines() if "nld-3b" in line] == [
+        "| nld-3b | vanilla | triton | 0 | 32 | - | - | 2,500 | 1.00 | 1,500 |",
+        "| nld-3b | vanilla | xla | 0 | 32 | - | - | 2,000 | 1.00 | 1,500 |",
+        "| nld-3b | dense | triton | 8 | 288 | - | - | - | - | 1,500 |",
+        "| nld-3b | folded | triton | 8 | 134 | 0.60 | 4 | 3,000 | 1.20 | 1,500 |",
+        "| nld-3b | folded | xla | 8 | 134 | 0.60 | 4 | 5,000 | 2.50 | 1,500 |",
+    ]
+
+
+def kernel(name: str, implementation: str, microseconds: float | None, **rest: object) -> dict[str, object]:
+    flags = {} if implementation == "cublas" else {"xla_flags": ""}
+    return {
+        "geometry": "nld-3b",
+        "kernel": name,
+        "implementation": implementation,
+        "rows": 134,
+        "microseconds": microseconds,
+        "weight_floor_microseconds": 6.0 if name == "output" else None,
+        "settings": {"implementation": implementation, "dtype": "bfloat16", **flags},
+        **rest,
+    }
+
+
+def test_implementations_of_a_kernel_are_one_row(tmp_path):
+    rows = [kernel("output", "xla", 12.0), kernel("output", "cublas", 9.0), kernel("plan_rows", "triton", 4.0)]
+    rows += [kernel("plan_rows", "xla", 40.0), kernel("normed_rows", "xla", 7.5)]
+    rows += [kernel("normed_rows", "triton", None, error="no memory"), kernel("down", "xla", 20.0)]
+    rows += [kernel("output", "xla", 3.0, settings={"dtype": "bfloat16", "xla_flags": "--x"})]
+    add_rows(tmp_path, "kernels", ENVIRONMENT, rows)
+    table = fill("<!-- results: kernels -->\n<!-- end -->\n<!-- results: products -->\n<!-- end -->\n", tmp_path)
+    assert [line for line in table.splitlines() if "nld-3b" in line] == [
+        "| nld-3b | plan_rows | 134 | 40.0 | 4.0 | 0.10 |",
+        "| nld-3b | normed_rows | 134 | 7.5 | failed | - |",
+        "| nld-3b | output | 134 | 12.0 | 9.0 | 0.75 | 6.0 |",
+        "| nld-3b | down | 134 | 20.0 | - | - | - |",
+    ]
+
+
 def test_an_unknown_table_is_refused(results):
     with pytest.raises(InputError, match="'speed'"):
         fill("<!-- results: speed -->\n<!-- end -->\n", results)

@@ -209,7 +209,7 @@ def test_folded_rows_are_those_of_possible_drafts_in_all_layers() -> None:
     computed[0, 0, 1, :3] = computed[1, 0, 1, :1] = False
     computed[:, 0, 2] = False
     zeros = jnp.zeros(computed.shape[1:])
-    reports = [LayerReport(zeros, jnp.asarray(layer), zeros) for layer in computed]
+    reports = [LayerReport(zeros, jnp.asarray(layer), zeros, jnp.int32(0)) for layer in computed]
     assert folded_rows(reports, jnp.array([[True, False]])).tolist() == [4]
     assert folded_rows(reports, jnp.array([[True, True]])).tolist() == [12]
 

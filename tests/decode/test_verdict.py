@@ -17,6 +17,8 @@ from specdiff_jax.model import Decoder
 
 VOCABULARY = 40
 BATCH, SLOTS = 6, 4
+ROW_BYTES = 4 * BATCH * SLOTS
+"""Of one token's logits in every row."""
 
 
 def spec_of(mask: int, family: str = "fast_dllm_v2") -> BlockSpec:
@@ -80,7 +82,7 @@ def test_judge_greedily_equals_numpy_in_pieces(
     mask: int, chunk: int, ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pieces that divide the vocabulary or don't, smaller than the ranks and larger than everything."""
-    monkeypatch.setattr(verdict, "VOCABULARY_CHUNK", chunk)
+    monkeypatch.setattr(verdict, "LOGIT_BYTES", chunk * ROW_BYTES)
     decoder, hidden, logits = whole_numbers()
     expect_greedy(judge_greedily(decoder, hidden, mask, ranks), logits, mask, ranks)
 
@@ -103,7 +105,7 @@ def test_ranks_take_no_notice_of_temperature_and_filters(family: str, top_p: flo
 
 
 def test_a_likely_mask_is_never_ranked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdict, "VOCABULARY_CHUNK", 16)
+    monkeypatch.setattr(verdict, "LOGIT_BYTES", 16 * ROW_BYTES)
     decoder, hidden, _ = whole_numbers()
     assert decoder.head is not None
     favoured = 100.0 * np.sign(hidden[0, 0])

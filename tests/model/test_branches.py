@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+import folded_oracle
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +16,7 @@ from flax import nnx
 from random_decoder import CONFIGS, RandomDecoder, random_decoder
 
 from specdiff_jax.model import KVCache, empty_cache
-from specdiff_jax.model.decoder import BranchOutput
+from specdiff_jax.model.decoder import BranchOutput, DecoderOutput
 
 TOLERANCE = 1e-5
 LENGTHS, CAPACITY, BRANCHES, SLOTS = (9, 3, 0), 16, 3, 4
@@ -133,3 +136,49 @@ def test_the_cache_is_as_it_was() -> None:
     before = jax.tree.map(np.array, cache)
     run(model, cache=cache)
     jax.tree.map(np.testing.assert_array_equal, cache, before)
+
+
+@partial(jax.jit, static_argnums=0)
+def _block(
+    graphdef: nnx.GraphDef,
+    params: nnx.State,
+    tokens: jax.Array,
+    cache: KVCache,
+    visible: jax.Array,
+    starts: jax.Array | None,
+) -> tuple[DecoderOutput, jax.Array]:
+    decoder = nnx.merge(graphdef, params)
+    output = decoder.block(tokens, cache, visible, starts=starts)
+    return output, decoder.logits(output.hidden)
+
+
+@pytest.mark.parametrize("starts", [None, (3, 1, 0)], ids=["behind, causal", "inside"])
+@pytest.mark.parametrize("implementation", ["xla", "triton"])
+def test_blocks(
+    implementation: str, starts: tuple[int, ...] | None, with_kernels: Callable[[RandomDecoder], RandomDecoder]
+) -> None:
+    """They are written to the cache, behind the text or in the place of some of it, and nothing else there changes."""
+    model = random_decoder(replace(CONFIGS["query scale"], num_layers=1))
+    run_by = model if implementation == "xla" else with_kernels(model)
+    tokens, visible = TOKENS[:, 1], (CAUSAL if starts is None else WHOLE)[:, 1]
+    before = filled_cache(model)
+    given = None if starts is None else jnp.array(starts)
+    output, logits = _block(run_by.graphdef, model.params, tokens, before, visible, given)
+    assert output.cache is not None
+    np.testing.assert_array_equal(output.cache.lengths, LENGTHS)
+    nothing = np.zeros((1, SLOTS), bool)
+    for row, start in enumerate(LENGTHS if starts is None else starts):
+        block = (TEXTS[row, : LENGTHS[row]], tokens[row, None], visible[row, None])
+        forest = folded_oracle.Forest(*block, [0], nothing, nothing[:, 0], nothing[:, 0], start)
+        expected = folded_oracle.forward(model.tensors, model.settings, forest, delta=0.0)
+        np.testing.assert_allclose(logits[row], expected.logits[0], atol=TOLERANCE)
+        taken = np.arange(start, start + SLOTS)
+        for ours, theirs, old in (
+            (output.cache.keys, expected.keys, before.keys),
+            (output.cache.values, expected.values, before.values),
+        ):
+            for layer, tables in enumerate(ours):
+                written = np.asarray(tables[row])
+                np.testing.assert_allclose(written[:, taken].swapaxes(0, 1), theirs[layer, 0], atol=TOLERANCE)
+                kept = np.delete(old[layer][row], taken, axis=1)
+                np.testing.assert_array_equal(np.delete(written, taken, axis=1), kept)

@@ -17,12 +17,15 @@ from folded_oracle import Folded, Forest
 from random_decoder import CONFIGS, RandomDecoder, random_decoder
 
 from pallas_kernels.rows import compact
-from specdiff_jax.model import KVCache, branches, empty_cache
+from specdiff_jax.model import KVCache, empty_cache
 from specdiff_jax.model.branches import FoldedAttention, Folding
 from specdiff_jax.model.decoder import BranchOutput
 
 TOLERANCE = 1e-5
 LENGTHS, CAPACITY, SLOTS = (9, 3, 0), 12, 4
+Starts = tuple[int | None, ...]
+BEHIND, INSIDE = (None, None, None), (3, 1, 0)
+"""Where the branches stand: behind their texts, or in the middle of one, over the end of one and without one."""
 TREE, CHAIN, STAR = [0, 0, 0, 1, 1, 2], [0, 0, 1, 2, 3, 4], [0, 0, 0, 0, 0, 0]
 BRANCHES = len(TREE)
 ROWS = BRANCHES * SLOTS
@@ -35,7 +38,7 @@ GARBAGE = 1e4
 MODELS = {
     "biases": replace(CONFIGS["biases"], num_heads=7, num_kv_heads=1, num_layers=3),
     "head norms, tied": replace(CONFIGS["head norms, tied"], num_heads=12),
-    "query scale": replace(CONFIGS["query scale"], num_kv_heads=1),
+    "query scale": replace(CONFIGS["query scale"], num_kv_heads=1, qkv_bias=True),
     "experts": replace(CONFIGS["experts"], num_heads=2),
 }
 """With groups of 7, 6, 4 and 1, one of them with a layer more."""
@@ -58,12 +61,17 @@ class Case:
         return self.tokens != np.take_along_axis(self.tokens, self.parents[..., None], axis=1)
 
     def folding(
-        self, delta: float, capacities: tuple[int, ...] = (ROWS,), attention: FoldedAttention = "split"
+        self,
+        delta: float,
+        capacities: tuple[int, ...] = (ROWS,),
+        attention: FoldedAttention = "split",
+        expected: float | None = None,
     ) -> Folding:
         parents, fresh, whole, idle = map(jnp.array, (self.parents, self.fresh, self.whole, self.idle))
-        return Folding(parents, (fresh,), whole, idle, jnp.array(delta, jnp.float32), capacities, attention)
+        number = None if expected is None else jnp.array(expected, jnp.float32)
+        return Folding(parents, (fresh,), whole, idle, jnp.array(delta, jnp.float32), capacities, attention, number)
 
-    def forest(self, row: int) -> Forest:
+    def forest(self, row: int, start: int | None) -> Forest:
         return Forest(
             TEXTS[row, : LENGTHS[row]],
             self.tokens[row],
@@ -72,6 +80,7 @@ class Case:
             self.fresh[row],
             self.whole[row],
             self.idle[row],
+            start,
         )
 
     def permuted(self, order: np.ndarray) -> Case:
@@ -134,9 +143,10 @@ def forward(
     cache: KVCache,
     visible: jax.Array,
     folding: Folding | None,
+    starts: jax.Array | None = None,
 ) -> tuple[BranchOutput, jax.Array]:
     decoder = nnx.merge(graphdef, params)
-    output = decoder.branches(tokens, cache, visible, folding)
+    output = decoder.branches(tokens, cache, visible, folding, starts=starts)
     return output, decoder.logits(output.hidden)
 
 
@@ -146,25 +156,36 @@ compiled = jit(forward)
 
 
 def run(
-    name: str, case: Case, folding: Folding | None, params: nnx.State | None = None, program: Forward = compiled
+    name: str,
+    case: Case,
+    folding: Folding | None,
+    *,
+    graphdef: nnx.GraphDef | None = None,
+    params: nnx.State | None = None,
+    starts: Starts = BEHIND,
+    program: Forward = compiled,
 ) -> tuple[BranchOutput, np.ndarray]:
+    """A forward of the plain decoder, with its own weights, unless others are given."""
     model = model_of(name)
-    output, logits = program(model.graphdef, params or model.params, case.tokens, cache_of(name), case.visible, folding)
+    given = None if starts == BEHIND else jnp.array(starts)
+    rows = (case.tokens, cache_of(name), case.visible, folding, given)
+    output, logits = program(graphdef or model.graphdef, params or model.params, *rows)
     return output, np.asarray(logits)
 
 
-def truth(name: str, case: Case, delta: float) -> list[Folded]:
+def truth(name: str, case: Case, delta: float, starts: Starts = BEHIND) -> list[Folded]:
     """The oracle's result for each batch row."""
     model = model_of(name)
     return [
-        folded_oracle.forward(model.tensors, model.settings, case.forest(row), delta) for row in range(len(LENGTHS))
+        folded_oracle.forward(model.tensors, model.settings, case.forest(row, start), delta)
+        for row, start in enumerate(starts)
     ]
 
 
-def clear_truth(name: str, case: Case, target: float) -> tuple[float, list[Folded]]:
+def clear_truth(name: str, case: Case, target: float, starts: Starts = BEHIND) -> tuple[float, list[Folded]]:
     """A threshold near the target that no residual comes close to, so that rounding decides nothing; and the truth."""
     for delta in target * np.linspace(1, 1.5, 51):
-        results = truth(name, case, delta)
+        results = truth(name, case, delta, starts)
         apart = [np.abs(of.residual[:, ~case.idle[row]] - delta) for row, of in enumerate(results)]
         if min(map(np.min, apart)) > 1e-3 * delta:
             return float(delta), results
@@ -248,6 +269,20 @@ def test_one_branch_is_the_dense_forward() -> None:
     assert_agrees(output, logits, case, truth("query scale", case, NEVER))
 
 
+def test_one_capacity_for_all_layers() -> None:
+    """The smallest that holds what is expected; layers tell when they needed more."""
+    delta, results = clear_truth("query scale", CASE, TYPICAL)
+    needed = np.array([of.recomputed for of in results]).sum(axis=(2, 3)).max(axis=0)
+    few, many = needed.min(), needed.max()
+    capacities = (int(few) - 1, int(many), ROWS)
+    for expected in (few, many, many + 1):
+        output, logits = run("query scale", CASE, CASE.folding(delta, capacities, expected=float(expected)))
+        assert_agrees(output, logits, CASE, results)
+        assert [report.needed for report in output.reports] == needed.tolist()
+    output, _ = run("query scale", CASE, CASE.folding(delta, capacities, expected=few - 1.0))
+    assert max(int(report.needed) for report in output.reports) > capacities[0]
+
+
 def test_capacities_change_nothing() -> None:
     """A layer that fills one, and a layer that has a row too many for another."""
     delta, results = clear_truth("query scale", CASE, TYPICAL)
@@ -295,7 +330,7 @@ def test_idle_branches_change_nothing() -> None:
 
     params = jax.tree_util.tree_map_with_path(spoilt, model_of(name).params)
     other = replace(CASE, tokens=np.where(CASE.idle[..., None], UNUSED, CASE.tokens))
-    _, beside_nan = run(name, other, CASE.folding(delta), params)
+    _, beside_nan = run(name, other, CASE.folding(delta), params=params)
     assert np.isnan(beside_nan[CASE.idle]).all()
     np.testing.assert_array_equal(beside_nan[READ], logits[READ])
 
@@ -312,11 +347,44 @@ def test_places_without_a_row_are_never_read(monkeypatch: pytest.MonkeyPatch) ->
 
     name = "experts"
     delta, results = clear_truth(name, CASE, TYPICAL)
-    monkeypatch.setattr(branches, "compact", poisoning)
+    monkeypatch.setattr("pallas_kernels.projection.compact", poisoning)
+    monkeypatch.setattr("specdiff_jax.model.branch_attention.compact", poisoning)
     traced_anew = jit(lambda *args: forward(*args))
     output, logits = run(name, CASE, CASE.folding(delta), program=traced_anew)
     assert poisoned
     assert_agrees(output, logits, CASE, results)
+
+
+def test_branches_may_take_the_place_of_cached_tokens() -> None:
+    delta, results = clear_truth("query scale", CASE, TYPICAL, INSIDE)
+    output, logits = run("query scale", CASE, CASE.folding(delta), starts=INSIDE)
+    assert_agrees(output, logits, CASE, results)
+
+
+@pytest.mark.parametrize(
+    ("target", "starts"),
+    [pytest.param(TYPICAL, INSIDE, id="folded"), pytest.param(None, BEHIND, id="dense", marks=pytest.mark.slow)],
+)
+def test_kernels(target: float | None, starts: Starts, with_kernels: Callable[[RandomDecoder], RandomDecoder]) -> None:
+    """They give what plain JAX gives and the oracle has, also where all texts share compact places."""
+    name = "query scale"
+    graphdef = with_kernels(model_of(name)).graphdef
+    traced_anew = jit(lambda *args: forward(*args))
+    if target is None:
+        case, folding = replace(CASE, idle=NOBODY), None
+        results = truth(name, case, NEVER, starts)
+    else:
+        case = CASE
+        delta, results = clear_truth(name, case, target, starts)
+        folding = case.folding(delta)
+    output, logits = run(name, case, folding, graphdef=graphdef, starts=starts, program=traced_anew)
+    plain_output, plain = run(name, case, folding, starts=starts)
+    assert len(output.reports) == len(plain_output.reports) == (0 if folding is None else 2)
+    np.testing.assert_allclose(logits[~case.idle], plain[~case.idle], atol=TOLERANCE)
+    if folding is not None:
+        assert_agrees(output, logits, case, results)
+    else:
+        np.testing.assert_allclose(logits, [of.logits for of in results], atol=TOLERANCE)
 
 
 @each_model

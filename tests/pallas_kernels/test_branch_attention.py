@@ -11,11 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.typing import DTypeLike
+from plain_attention import PlainAttention
 
 from pallas_kernels.attention import SoftmaxState, block_state, merge, mixed_values, prefix_state
-from pallas_kernels.correction import Correction, correct
-from specdiff_jax.model import branches
-from specdiff_jax.model.branches import FoldedAttention, Folding, Layer, Shared, run_layer
+from pallas_kernels.correction import Correction, correct_state
+from pallas_kernels.rows import BY_RESIDUAL, FORCED, compact, plan_rows
+from specdiff_jax.model import branch_attention
+from specdiff_jax.model.branch_attention import BranchRows, attend_branches
 from specdiff_jax.model.rotary import RotaryTable
 
 EXACT = 1e-6
@@ -131,7 +133,7 @@ def corrected(rows: Rows) -> tuple[jax.Array, Correction]:
     ancestor = SoftmaxState(
         *(jax.vmap(lambda of, at: of[at, jnp.arange(SLOTS)])(part, rows.source) for part in split_state(rows))
     )
-    correction = correct(ancestor, rows.queries, rows.keys, rows.values, rows.source, rows.seen)
+    correction = correct_state(ancestor, rows.queries, rows.keys, rows.values, rows.source, rows.seen)
     return mixed_values(correction.state), correction
 
 
@@ -238,39 +240,33 @@ def test_a_row_that_is_its_own_source_is_left_as_it_is() -> None:
     assert (np.asarray(correction.surviving)[rows.recomputed] == 1).all()
 
 
-class OwnTables:
-    """A layer's attention to rows that are their own queries, keys and values."""
-
-    def project(self, x: jax.Array, rotary: RotaryTable) -> tuple[jax.Array, jax.Array, jax.Array]:
-        table = x.reshape(*x.shape[:2], KV_HEADS, -1, HEAD_DIM)
-        return table[..., :-2, :], table[..., -2, :], table[..., -1, :]
-
-    def project_out(self, mixed: jax.Array) -> jax.Array:
-        return jnp.pad(mixed, [(0, 0), (0, 0), (0, 0), (0, 2), (0, 0)]).reshape(*mixed.shape[:2], -1)
-
-
-def by_layer(rows: Rows, attention: FoldedAttention) -> tuple[jax.Array, jax.Array]:
-    """What a layer mixes for every row, and what survives of its source's state."""
-    layer = Layer(lambda x: x, OwnTables(), lambda x: x, jnp.zeros_like)
+def by_correction(rows: Rows) -> tuple[jax.Array, jax.Array]:
+    """What every row mixes with the guard, and the least that survives of its source's state in any head."""
+    batch, group = len(LENGTHS), rows.queries.shape[-2]
 
     @jax.jit
     def run(rows: Rows) -> tuple[jax.Array, jax.Array]:
-        tables = jnp.concatenate([rows.queries, rows.keys[..., None, :], rows.values[..., None, :]], axis=-2)
-        hidden = jnp.where(rows.recomputed[..., None], tables.reshape(*rows.source.shape, -1), 0)
-        nobody = jnp.zeros(rows.parents.shape, bool)
-        folding = Folding(
-            parents=rows.parents,
-            forced=(rows.recomputed,),
-            whole=nobody.at[:, 0].set(True),
-            idle=nobody,
-            delta=jnp.array(np.inf),
-            capacities=(BRANCHES * SLOTS,),
-            attention=attention,
+        recomputed = rows.recomputed.reshape(batch, -1)
+        plan = plan_rows(
+            jnp.zeros(recomputed.shape),
+            jnp.where(recomputed, FORCED, BY_RESIDUAL),
+            jnp.zeros(()),
+            (rows.parents[..., None] * SLOTS + jnp.arange(SLOTS)).reshape(batch, -1),
+            generations=BRANCHES - 1,
         )
-        angles = jnp.zeros((len(LENGTHS), SLOTS, 1))
-        shared = Shared(RotaryTable(angles, angles, None), rows.lengths, None, rows.seen, folding)
-        result = run_layer(layer, hidden, (rows.cached_keys, rows.cached_values), shared, index=0)
-        return (result.hidden - hidden).reshape(tables.shape)[..., :-2, :], result.report.surviving
+        tables = jnp.concatenate([rows.queries, rows.keys[..., None, :], rows.values[..., None, :]], axis=-2)
+        tables = jnp.where(recomputed[..., None], tables.reshape(*recomputed.shape, -1), jnp.nan)
+        no_angle = RotaryTable(jnp.ones((batch, SLOTS, HEAD_DIM // 2)), jnp.zeros((batch, SLOTS, HEAD_DIM // 2)), None)
+        shared = BranchRows(no_angle, rows.lengths, None, jnp.sum(rows.seen, axis=-1), "xla")
+        mixed = attend_branches(
+            PlainAttention(KV_HEADS, group, HEAD_DIM),
+            compact(tables, plan.index),
+            (rows.cached_keys, rows.cached_values),
+            shared,
+            plan,
+            correct=True,
+        )
+        return mixed.heads, mixed.surviving
 
     return run(rows)
 
@@ -279,9 +275,9 @@ def test_the_guard(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a removed key had nearly all of the attention, what is left of the state is rounding error."""
     rows, exact = random_rows(4, adversary=True), truth(4, adversary=True)
     fallen = ~rows.recomputed & (rows.source == 0)
-    guarded, surviving = by_layer(rows, "correct")
-    monkeypatch.setattr(branches, "GUARD", -np.inf)
-    unguarded, _ = by_layer(rows, "correct")
+    guarded, surviving = by_correction(rows)
+    monkeypatch.setattr(branch_attention, "GUARD", -np.inf)
+    unguarded, _ = by_correction(rows)
 
     assert fallen.any()
     assert np.asarray(surviving)[fallen].max() < 1e-4

@@ -45,6 +45,8 @@ class Forest:
         fresh: (branches, slots), rows that are computed in the first layer whatever their residual.
         whole: branches that are computed in every layer.
         idle: branches of which nothing is computed.
+        start: first position that the branches take; behind the text by default. Tokens of the text that stand where
+            they do are not seen, but those behind them are.
     """
 
     text: np.ndarray
@@ -54,6 +56,7 @@ class Forest:
     fresh: np.ndarray
     whole: np.ndarray
     idle: np.ndarray
+    start: int | None = None
 
 
 class Folded(NamedTuple):
@@ -130,18 +133,20 @@ def forward(tensors: Tensors, settings: Settings, forest: Forest, delta: float) 
     Tensors and settings are those of `oracle.forward`. The text itself is causal.
     """
     hidden = tensors["model.embed_tokens.weight"].astype(np.float64)[forest.tokens]
-    length, rows = len(forest.text), list(np.ndindex(forest.tokens.shape))
+    start = len(forest.text) if forest.start is None else forest.start
+    rows = list(np.ndindex(forest.tokens.shape))
     layers = []
-    for layer, before in enumerate(read_text(tensors, settings, forest.text)):
+    for layer, text in enumerate(read_text(tensors, settings, forest.text)):
+        others = [*text[:start], *text[start + forest.tokens.shape[1] :]]
         part = _under(tensors, f"model.layers.{layer}.")
         residual = relative_residual(hidden, forest.parents)
         recomputed = _recomputed(residual, forest, delta, first=layer == 0)
         source, places = plan(recomputed, forest.parents)
 
-        computed = {at: _project(part, settings, hidden[at], length + at[1]) for at in places}
+        computed = {at: _project(part, settings, hidden[at], start + at[1]) for at in places}
         read = {(branch, slot): computed[source[branch, slot], slot] for branch, slot in rows}
         for branch, slot in rows:
-            seen = [*before, *(read[branch, other][1:] for other in range(forest.visible[branch, slot]))]
+            seen = [*others, *(read[branch, other][1:] for other in range(forest.visible[branch, slot]))]
             keys, values = (np.array(tables) for tables in zip(*seen, strict=True))
             mixed = attend(read[branch, slot][0], keys, values)
             hidden[branch, slot] += _linear(part, "self_attn.o_proj", mixed.reshape(-1))

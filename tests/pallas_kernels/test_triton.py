@@ -1,0 +1,99 @@
+"""The kernels compile for CUDA at full size, and run where a mesh has a data axis."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+from workers import run_worker
+
+from pallas_kernels.triton import attention, feed_forward, projection, rows
+
+ROWS, HIDDEN, PLACES, KV_HEADS, HEAD_DIM, CAPACITY = 288, 3072, 144, 8, 128, 544
+
+
+def half(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+
+
+def single(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def whole(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def heads(group: int, places: int) -> jax.ShapeDtypeStruct:
+    return half(places, KV_HEADS, group + 2, HEAD_DIM)
+
+
+def cached(branches: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """What attention reads beside the rows."""
+    cache = half(1, KV_HEADS, CAPACITY, HEAD_DIM)
+    return cache, cache, whole(1), whole(1), single(1, 32), whole(1, branches, 32)
+
+
+STREAM, ANGLES = half(ROWS, HIDDEN), (single(1, 32, HEAD_DIM // 2), single(1, 32, HEAD_DIM // 2))
+append = partial(attention.branch_attention, append=True)
+KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
+    "plan": (rows.plan_rows, (single(ROWS), whole(ROWS), single(), whole(ROWS))),
+    "norm": (projection.normed_rows, (STREAM, None, half(HIDDEN), 1e-6, None, None, ROWS)),
+    "sum, gather and norm": (
+        projection.normed_rows,
+        (STREAM, STREAM, half(HIDDEN), 1e-6, whole(ROWS), whole(1), PLACES),
+    ),
+    "rotary": (projection.rotated_heads, (heads(4, ROWS), None, None, None, *ANGLES, 9)),
+    "bias and rotary of places": (
+        projection.rotated_heads,
+        (heads(7, PLACES), half(KV_HEADS, 9, HEAD_DIM), whole(ROWS), whole(1), *ANGLES, 9),
+    ),
+    "attention": (attention.branch_attention, (heads(4, PLACES), whole(1, 9, 32), *cached(9))),
+    "attention, group of 6": (attention.branch_attention, (heads(6, PLACES), whole(1, 9, 32), *cached(9))),
+    "attention of all rows, group of 7": (attention.branch_attention, (heads(7, ROWS), None, *cached(9))),
+    "attention that appends": (append, (heads(4, 32), None, *cached(1))),
+    "sum": (feed_forward.add_through, (STREAM, STREAM, STREAM, None, None)),
+    "sum and gate": (feed_forward.add_through, (STREAM, STREAM, half(PLACES, HIDDEN), whole(ROWS), whole(ROWS))),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_lowers_for_cuda(name: str) -> None:
+    kernel, arguments = KERNELS[name]
+    context = contextlib.nullcontext()
+    if jax.__version_info__ >= (0, 11):  # from there on, Pallas asks the mesh which GPU it compiles for
+        from jax.sharding import AbstractDevice, use_abstract_mesh
+
+        context = use_abstract_mesh(AbstractMesh((), (), abstract_device=AbstractDevice("NVIDIA H200", None, "cuda")))
+    arrays = [argument for argument in arguments if isinstance(argument, jax.ShapeDtypeStruct)]
+
+    def call(*given: jax.Array) -> Any:
+        left = iter(given)
+        return kernel(*(next(left) if isinstance(of, jax.ShapeDtypeStruct) else of for of in arguments))
+
+    with context:
+        lowered = jax.jit(call).trace(*arrays).lower(lowering_platforms=("cuda",))
+    assert "triton" in lowered.as_text()
+
+
+def test_supported_shapes() -> None:
+    assert attention.supports(7, 128, "bfloat16")
+    assert attention.supports(16, 32, jnp.bfloat16)
+    assert not attention.supports(4, 128, jnp.float32)
+    assert not attention.supports(4, 96, jnp.bfloat16)
+    assert not attention.supports(17, 128, jnp.bfloat16)
+
+
+@pytest.mark.slow
+def test_a_mesh_with_a_data_axis() -> None:
+    """Every device runs the kernels on its own texts, and finds what one device finds with all of them."""
+    apart = run_worker(Path(__file__).with_name("sharded_worker.py"), devices=2)
+    assert apart.keys() == {"sum", "residual", "mixed", "keys"}
+    assert max(apart.values()) < 1e-6, apart
