@@ -9,7 +9,7 @@ from typing import Any
 from bench.results import Row
 from bench.run import Section, Settings, floors
 
-IMPLEMENTATIONS = ("default", "xla", "triton")
+IMPLEMENTATIONS = ("default", "xla", "pallas")
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def _section(
     }
     arguments = {"name": name, "branches": drafts, **shape, **fold, **settings.timing, "profile": profile}
     if implementation != "default":
-        arguments["implementation"] = implementation
+        arguments["implementation"] = "triton" if implementation == "pallas" else implementation
     return Section(known, "bench.forward_step", arguments, _row)
 
 

@@ -121,7 +121,7 @@ def measure(
         profile: whether to trace the loop once more, on a GPU.
 
     Returns:
-        what ran, seconds and spread of a forward, the bytes of weights and of cache that it reads, and by kernel family
+        what ran ("xla" or "pallas"), seconds and spread of a forward, the bytes of weights and of cache that it reads, and by kernel family
         the shares of the device's time (None without a profile).
     """
     model = random_model(geometry(name), dtype=dtype, implementation=implementation)
@@ -147,7 +147,7 @@ def measure(
     timing = time_step(elapsed, steps=steps, repeats=repeats)
     traced = profile and jax.default_backend() == "gpu"
     return {
-        "implementation": branch_implementation(model),
+        "implementation": "pallas" if branch_implementation(model) == "triton" else "xla",
         "seconds": timing.seconds,
         "spread": timing.spread,
         "weight_bytes": weight_bytes(model, rows * (1 + branches)),

@@ -106,7 +106,7 @@ def forward(
     implementation: Annotated[
         list[str] | None,
         typer.Option(
-            help="Of what stands around the products: xla, triton or default, the fastest; repeatable [default]."
+            help="Of what stands around the products: xla, pallas or default, the fastest; repeatable [default]."
         ),
     ] = None,
     profile: Annotated[

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,9 +15,6 @@ from specdiff_jax.block_spec import BlockSpec
 from specdiff_jax.decode.drafting import Drafts, GraphTables
 from specdiff_jax.folded_attention import FoldedAttention
 from specdiff_jax.model.branches import Folding, LayerReport
-
-SLACK = 1.05
-"""What a layer may need more than the fullest one did in the forward before."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ def folding_of(
     spec: BlockSpec,
     tables: GraphTables,
     settings: FoldSettings,
-    share: Float[Array, ""] | None = None,
+    outlook: Outlook | None = None,
 ) -> Folding:
     """Drafts fold into their parents, main and complete drafts into nothing; in the first layer no slot that holds
     another token than in the parent.
@@ -57,13 +56,12 @@ def folding_of(
         spec: the family's rules.
         tables: the draft graph.
         settings: how rows are folded.
-        share: of the rows that somebody reads, which the fullest layer is expected to compute; None lets every layer
-            choose its capacity.
+        outlook: what earlier forwards tell of this one; None lets every layer choose its capacity.
     """
     parents = parent_branches(drafts.nodes, tables)
     of_parents = jax.vmap(lambda states, of: states[of])(blocks, parents)
     complete = ~jnp.any(blocks == spec.mask_token_id, axis=2)
-    return Folding(
+    folding = Folding(
         parents=parents,
         forced=(blocks != of_parents,),
         whole=complete.at[:, 0].set(True),
@@ -71,13 +69,60 @@ def folding_of(
         delta=settings.delta,
         capacities=settings.capacities,
         attention=settings.attention,
-        expected=None if share is None else SLACK * share * read_rows(drafts, blocks.shape[2]) / blocks.shape[0],
     )
+    return folding if outlook is None else dataclasses.replace(folding, expected=expected_rows(folding, outlook))
 
 
-def read_rows(drafts: Drafts, slots: int) -> Int[Array, ""]:
-    """Rows of main and of the drafts that somebody reads, of the whole batch."""
-    return slots * (drafts.valid.shape[0] + jnp.sum(drafts.valid, dtype=jnp.int32))
+class Outlook(NamedTuple):
+    """What forwards tell of the one that comes next.
+
+    Attributes:
+        extra: of the rows that need not be computed, the share that the fullest layer did compute; a running mean.
+        fits: whether the last forward had enough compact places; if not, the next one has all.
+    """
+
+    extra: Float[Array, ""]
+    fits: Bool[Array, ""]
+
+
+MARGIN, WEIGHT = 2.0, 1 / 8
+"""What is expected over the running mean, and the weight of a forward in it: of the pairs that were tried on recorded
+verifications of the bundled models the one with the least time, counting that a forward with too few places is repeated
+(it is 0 to 4 % of them).
+"""
+
+
+def no_outlook() -> Outlook:
+    """Before the first forward: all rows are expected."""
+    return Outlook(jnp.float32(1), jnp.bool_(True))
+
+
+def next_outlook(outlook: Outlook, folding: Folding, needed: Int[Array, ""], fits: Bool[Array, ""]) -> Outlook:
+    """The outlook after a forward whose fullest layer needed so many compact places.
+
+    Args:
+        outlook: before it.
+        folding: of the forward.
+        needed: of all batch rows together.
+        fits: whether there were as many.
+    """
+    forced, read = _rows_known(folding)
+    extra = (needed - forced) / jnp.maximum(read - forced, 1)
+    return Outlook(jnp.where(fits, outlook.extra + WEIGHT * (extra - outlook.extra), outlook.extra), fits)
+
+
+def expected_rows(folding: Folding, outlook: Outlook) -> Float[Array, ""]:
+    """Rows of a batch row that the fullest layer is expected to compute, on the mean."""
+    forced, read = _rows_known(folding)
+    expected = forced + jnp.minimum(MARGIN * outlook.extra, 1) * (read - forced)
+    return jnp.where(outlook.fits, expected, read) / folding.parents.shape[0]
+
+
+def _rows_known(folding: Folding) -> tuple[Int[Array, ""], Int[Array, ""]]:
+    """Rows that the first layer must compute, and those that somebody reads."""
+    read = jnp.broadcast_to(~folding.idle[..., None], folding.forced[0].shape)
+    forced = read & (folding.forced[0] | folding.whole[..., None])
+    return jnp.sum(forced, dtype=jnp.int32), jnp.sum(read, dtype=jnp.int32)
 
 
 def parent_branches(nodes: Int[Array, "batch drafts"], tables: GraphTables) -> Int[Array, "batch branches"]:

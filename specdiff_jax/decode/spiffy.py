@@ -33,7 +33,7 @@ from specdiff_jax.decode.block_diffusion import (
 )
 from specdiff_jax.decode.denoise import accept, active_sub_block
 from specdiff_jax.decode.drafting import Drafts, GraphTables, draft, graph_tables, no_drafts
-from specdiff_jax.decode.folding import FoldSettings, capacities_of
+from specdiff_jax.decode.folding import FoldSettings, Outlook, capacities_of, no_outlook
 from specdiff_jax.decode.loop import BatchResult, OnTokens, run_loop, while_undone
 from specdiff_jax.decode.methods import SpecFold, Spiffy, denoising_spec
 from specdiff_jax.decode.requests import Requests, power_of_two
@@ -58,7 +58,7 @@ class SpiffyState(BlockState):
         fold_parent_hits: how often of that right after its fold parent.
         child_rows: rows of drafts that were verified, over all layers.
         folded_rows: those of them that were folded.
-        share: of the rows that somebody read, which the fullest layer of the last verification computed.
+        outlook: on the next verification.
     """
 
     drafts: Drafts
@@ -68,7 +68,7 @@ class SpiffyState(BlockState):
     fold_parent_hits: Int[Array, "batch nodes"]
     child_rows: Int[Array, " batch"]
     folded_rows: Int[Array, " batch"]
-    share: Float[Array, ""]
+    outlook: Outlook
 
 
 def iterate(
@@ -97,9 +97,9 @@ def verify(
     """
     spec, lengths = plan.spec, state.cache.lengths
     cached, branches = branches_of(state, plan)
-    evaluated = evaluate(model, cached, branches, requests, plan, state.share)
+    evaluated = evaluate(model, cached, branches, requests, plan, state.outlook)
     runs = ~state.done
-    moves = runs & evaluated.fits
+    moves = runs & evaluated.outlook.fits
     verdicts = Verdict(*(_in_block(part, branches.starts - lengths, spec.block_size) for part in evaluated.verdicts))
     passed = follow(state, verdicts, requests, threshold, plan)
     committed = passed.committed & moves
@@ -116,7 +116,7 @@ def verify(
         fold_parent_hits=state.fold_parent_hits + jnp.where(moves[:, None], passed.fold_parent_hits, 0),
         child_rows=state.child_rows + jnp.where(moves, child_rows, 0),
         folded_rows=state.folded_rows + jnp.where(moves, evaluated.folded_rows, 0),
-        share=evaluated.share,
+        outlook=evaluated.outlook,
     )
     recorded = record(moved, requests, spec)
     begun = dataclasses.replace(
@@ -126,7 +126,7 @@ def verify(
     )
     begun = record(begun, requests, spec)
     made = next_drafts(begun, passed.block, passed.verdict, plan, moves & ~committed)
-    drafts = Drafts(*(jnp.where(evaluated.fits, new, old) for new, old in zip(made, state.drafts, strict=True)))
+    drafts = Drafts(*(jnp.where(evaluated.outlook.fits, new, old) for new, old in zip(made, state.drafts, strict=True)))
     return dataclasses.replace(begun, drafts=drafts)
 
 
@@ -307,7 +307,7 @@ def without_drafts(state: BlockState, budget: int, nodes: int) -> SpiffyState:
         fold_parent_hits=none_hit,
         child_rows=zeros,
         folded_rows=zeros,
-        share=jnp.float32(1),
+        outlook=no_outlook(),
     )
 
 

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from specdiff_jax.block_spec import BlockSpec
 from specdiff_jax.decode.block_diffusion import rows_of_slots, seen_slots, step_keys
 from specdiff_jax.decode.drafting import Drafts, GraphTables
-from specdiff_jax.decode.folding import FoldSettings, folded_rows, folding_of, read_rows
+from specdiff_jax.decode.folding import FoldSettings, Outlook, folded_rows, folding_of, next_outlook, no_outlook
 from specdiff_jax.decode.requests import Requests
 from specdiff_jax.decode.verdict import Verdict, judge, judge_greedily
 from specdiff_jax.model.branches import Folding
@@ -54,16 +54,15 @@ class Evaluated(NamedTuple):
         keys: of every branch's rows, one array a layer.
         values: of every branch's rows, one array a layer.
         folded_rows: rows of drafts that were folded, over all layers.
-        share: of the rows that somebody reads, computed by the fullest layer; the next forward's is guessed from it.
-        fits: whether the guess for this forward was enough; if not, nothing here is of any use.
+        outlook: on the next forward. Where it says that this one had too few compact places, nothing else here is of
+            any use.
     """
 
     verdicts: Verdict
     keys: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
     values: tuple[Float[Array, "batch kv_heads branches slots head_dim"], ...]
     folded_rows: Int[Array, " batch"]
-    share: Float[Array, ""]
-    fits: Bool[Array, ""]
+    outlook: Outlook
 
 
 class Branches(NamedTuple):
@@ -83,7 +82,7 @@ class Branches(NamedTuple):
 
 
 def evaluate(
-    model: Decoder, cache: KVCache, branches: Branches, requests: Requests, plan: Plan, share: Float[Array, ""]
+    model: Decoder, cache: KVCache, branches: Branches, requests: Requests, plan: Plan, outlook: Outlook
 ) -> Evaluated:
     """Run main and the drafts; main alone where no row has a draft.
 
@@ -93,7 +92,7 @@ def evaluate(
         branches: what is run.
         requests: the batch.
         plan: how.
-        share: of the rows that somebody reads, which the fullest layer of the forward before computed.
+        outlook: on this forward.
     """
     any_draft = jnp.any(branches.drafts.valid)
 
@@ -102,13 +101,13 @@ def evaluate(
         return (
             _one_by_one(model, cache, asked, requests, plan)
             if plan.serial
-            else _side_by_side(model, cache, asked, requests, plan, folding)
+            else _side_by_side(model, cache, asked, requests, plan, folding, outlook)
         )
 
     def with_drafts() -> Evaluated:
         if plan.fold is None:
             return run(1 + plan.budget, None)
-        known = share if model.branch_kernels(plan.fold.attention) else None
+        known = outlook if model.branch_kernels(plan.fold.attention) else None
         folding = folding_of(branches.tokens, branches.drafts, plan.spec, plan.tables, plan.fold, known)
         return run(1 + plan.budget, folding)
 
@@ -120,13 +119,19 @@ def evaluate(
 
         verdicts = Verdict(*(widened(array, 1) for array in main.verdicts))
         keys, values = jax.tree.map(lambda array: widened(array, 2), (main.keys, main.values))
-        return Evaluated(verdicts, keys, values, main.folded_rows, share, main.fits)
+        return Evaluated(verdicts, keys, values, main.folded_rows, outlook._replace(fits=jnp.bool_(True)))
 
     return jax.lax.cond(any_draft, with_drafts, alone)
 
 
 def _side_by_side(
-    model: Decoder, cache: KVCache, branches: Branches, requests: Requests, plan: Plan, folding: Folding | None
+    model: Decoder,
+    cache: KVCache,
+    branches: Branches,
+    requests: Requests,
+    plan: Plan,
+    folding: Folding | None,
+    outlook: Outlook,
 ) -> Evaluated:
     """All branches in one forward."""
     spec = plan.spec
@@ -145,12 +150,11 @@ def _side_by_side(
             (jnp.swapaxes(rows, 0, 1), jnp.swapaxes(branches.steps, 0, 1)),
         )
         verdicts = jax.tree.map(lambda array: jnp.swapaxes(array, 0, 1), verdicts)
-    folded, share = jnp.zeros_like(cache.lengths), jnp.float32(1)
+    folded = jnp.zeros_like(cache.lengths)
     if folding is not None:
         folded = folded_rows(output.reports, ~folding.idle[:, 1:])
-        needed = output.needed / read_rows(branches.drafts, branches.tokens.shape[2])
-        share = jnp.where(output.fits, needed, 1).astype(jnp.float32)
-    return Evaluated(verdicts, output.keys, output.values, folded, share, output.fits)
+        outlook = next_outlook(outlook, folding, output.needed, output.fits)
+    return Evaluated(verdicts, output.keys, output.values, folded, outlook)
 
 
 def _one_by_one(model: Decoder, cache: KVCache, branches: Branches, requests: Requests, plan: Plan) -> Evaluated:
@@ -179,4 +183,4 @@ def _one_by_one(model: Decoder, cache: KVCache, branches: Branches, requests: Re
     verdicts, keys, values = jax.lax.map(one, (jnp.swapaxes(branches.tokens, 0, 1), jnp.swapaxes(branches.steps, 0, 1)))
     verdicts = jax.tree.map(lambda array: jnp.swapaxes(array, 0, 1), verdicts)
     keys, values = jax.tree.map(lambda array: jnp.moveaxis(array, 0, 2), (keys, values))
-    return Evaluated(verdicts, keys, values, jnp.zeros_like(starts), jnp.float32(1), jnp.bool_(True))
+    return Evaluated(verdicts, keys, values, jnp.zeros_like(starts), no_outlook())

@@ -30,7 +30,7 @@ ROW_KEYS = [
     "spread",
     "weight_floor_microseconds",
 ]
-RAN = {"implementation": "triton", "shares": {"products": 0.7, "other": 0.3}}
+RAN = {"implementation": "pallas", "shares": {"products": 0.7, "other": 0.3}}
 TINY = parse_config(
     {
         "architectures": ["Qwen3ForCausalLM"],
@@ -145,7 +145,7 @@ def test_rows_have_the_keys_that_others_read():
     measured = {"seconds": 4e-3, "spread": 1.02, "weight_bytes": 8_000_000_000, "cache_bytes": 80_000_000, **RAN}
     row = {**section.known, **section.row(section.known, measured, 4e12)}
     assert list(row)[: len(ROW_KEYS)] == ROW_KEYS
-    assert (row["path"], row["implementation"], row["branches"], row["fold_ratio"]) == ("vanilla", "triton", 0, None)
+    assert (row["path"], row["implementation"], row["branches"], row["fold_ratio"]) == ("vanilla", "pallas", 0, None)
     assert row["shares"] == RAN["shares"]
     assert (row["microseconds"], row["weight_floor_microseconds"]) == pytest.approx((4000, 2000))
     assert row["weight_and_cache_floor_microseconds"] == pytest.approx(2020)
@@ -153,10 +153,10 @@ def test_rows_have_the_keys_that_others_read():
 
 
 def test_implementations_stand_side_by_side():
-    asked = ForwardBench(["nld-3b"], [32], [8], [0.6], [4], ["xla", "triton", "default"], profile=True)
+    asked = ForwardBench(["nld-3b"], [32], [8], [0.6], [4], ["xla", "pallas", "default"], profile=True)
     planned = sections(asked, Settings())
     assert [(section.known["path"], section.known["implementation"]) for section in planned] == [
-        (path, implementation) for path in ("dense", "folded") for implementation in ("xla", "triton", "default")
+        (path, implementation) for path in ("dense", "folded") for implementation in ("xla", "pallas", "default")
     ]
     assert [section.arguments.get("implementation") for section in planned] == ["xla", "triton", None] * 2
     assert all(section.arguments["profile"] for section in planned)

@@ -31,8 +31,8 @@ FORWARDS = [
     forward("nld-3b", 0, 100.0, rows=1),  # a single row is no block
     forward("nld-3b", 8, None),  # failed
     forward("qwen3-8b", 0, 500.0),  # no curve
-    forward("nld-3b", 0, 100.0, implementation="triton"),
-    forward("nld-3b", 4, 120.0, implementation="triton"),
+    forward("nld-3b", 0, 100.0, implementation="pallas"),
+    forward("nld-3b", 4, 120.0, implementation="pallas"),
 ]
 
 
@@ -58,7 +58,7 @@ def lines(draw, rows: list[Row]) -> dict[str, list[tuple[float, float]]]:
 def test_the_cost_of_verification_is_relative_to_a_vanilla_forward() -> None:
     assert lines(draw_verification, FORWARDS) == {
         "nld-3b, xla": [(0, 1), (4, 1.5)],
-        "nld-3b, triton": [(0, 1), (4, 1.2)],
+        "nld-3b, pallas": [(0, 1), (4, 1.2)],
     }
 
 

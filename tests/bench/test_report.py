@@ -107,15 +107,15 @@ def forward(path: str, implementation: str, microseconds: float | None) -> dict[
 
 
 def test_a_forward_stands_beside_the_vanilla_one_of_its_implementation(tmp_path):
-    rows = [forward("vanilla", "xla", 2000.0), forward("folded", "xla", 5000.0), forward("folded", "triton", 3000.0)]
-    rows += [forward("vanilla", "triton", 2500.0), forward("dense", "triton", None)]
+    rows = [forward("vanilla", "xla", 2000.0), forward("folded", "xla", 5000.0), forward("folded", "pallas", 3000.0)]
+    rows += [forward("vanilla", "pallas", 2500.0), forward("dense", "pallas", None)]
     add_rows(tmp_path, "forward", ENVIRONMENT, rows)
     table = fill("<!-- results: forward -->\n<!-- end -->\n", tmp_path)
     assert [line for line in table.splitlines() if "nld-3b" in line] == [
-        "| nld-3b | vanilla | triton | 0 | 32 | - | - | 2,500 | 1.00 | 1,500 |",
+        "| nld-3b | vanilla | pallas | 0 | 32 | - | - | 2,500 | 1.00 | 1,500 |",
         "| nld-3b | vanilla | xla | 0 | 32 | - | - | 2,000 | 1.00 | 1,500 |",
-        "| nld-3b | dense | triton | 8 | 288 | - | - | - | - | 1,500 |",
-        "| nld-3b | folded | triton | 8 | 134 | 0.60 | 4 | 3,000 | 1.20 | 1,500 |",
+        "| nld-3b | dense | pallas | 8 | 288 | - | - | - | - | 1,500 |",
+        "| nld-3b | folded | pallas | 8 | 134 | 0.60 | 4 | 3,000 | 1.20 | 1,500 |",
         "| nld-3b | folded | xla | 8 | 134 | 0.60 | 4 | 5,000 | 2.50 | 1,500 |",
     ]
 

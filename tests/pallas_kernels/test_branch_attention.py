@@ -257,7 +257,14 @@ def by_correction(rows: Rows) -> tuple[jax.Array, jax.Array]:
         tables = jnp.concatenate([rows.queries, rows.keys[..., None, :], rows.values[..., None, :]], axis=-2)
         tables = jnp.where(recomputed[..., None], tables.reshape(*recomputed.shape, -1), jnp.nan)
         no_angle = RotaryTable(jnp.ones((batch, SLOTS, HEAD_DIM // 2)), jnp.zeros((batch, SLOTS, HEAD_DIM // 2)), None)
-        shared = BranchRows(no_angle, rows.lengths, None, jnp.sum(rows.seen, axis=-1), "xla")
+        shared = BranchRows(
+            rotary=no_angle,
+            scale=jnp.full((batch, SLOTS), HEAD_DIM**-0.5),
+            lengths=rows.lengths,
+            starts=None,
+            visible=jnp.sum(rows.seen, axis=-1),
+            implementation="xla",
+        )
         mixed = attend_branches(
             PlainAttention(KV_HEADS, group, HEAD_DIM),
             compact(tables, plan.index),

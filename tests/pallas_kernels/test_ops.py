@@ -7,7 +7,6 @@ tokens that nobody sees.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,6 +28,7 @@ from pallas_kernels.projection import normed_rows
 from pallas_kernels.rows import BY_RESIDUAL, FORCED, IDLE, RowPlan, plan_rows
 from pallas_kernels.triton import launch
 from pallas_kernels.triton.attention import Tiles, branch_attention
+from pallas_kernels.triton.projection import rotated_heads
 from specdiff_jax.model.branch_attention import BranchRows, attend_branches
 from specdiff_jax.model.rotary import RotaryTable
 
@@ -74,7 +74,8 @@ class Sizes:
         return 1 if implementation == "triton" else self.batch
 
     def __str__(self) -> str:
-        return "-".join(map(str, dataclasses.astuple(self)))
+        shapes = (self.batch, self.branches, self.slots), (self.hidden,), (self.kv_heads, self.group, self.head_dim)
+        return " ".join(["x".join(map(str, shape)) for shape in shapes] + [self.dtype])
 
 
 COUNTS = (32, 33, 64, 134, 287, 288)
@@ -164,11 +165,11 @@ def places_of(sizes: Sizes, plan: RowPlan) -> int:
     return int(plan.count.max()) if sizes in ODD else plan.index.shape[1]
 
 
-def in_places(sizes: Sizes, rows: np.ndarray, plan: RowPlan) -> np.ndarray:
-    """The computed rows side by side, and NaN in places that hold none."""
+def in_places(sizes: Sizes, rows: np.ndarray, plan: RowPlan) -> tuple[np.ndarray, np.ndarray]:
+    """The computed rows side by side; and the same with NaN in places that hold none."""
     index = plan.index[:, : places_of(sizes, plan)]
     table = np.array([of[at] for of, at in zip(rows, index, strict=True)])
-    return with_nan(table, np.arange(index.shape[1]) >= plan.count[:, None])
+    return table, with_nan(table, np.arange(index.shape[1]) >= plan.count[:, None])
 
 
 def assert_agrees(sizes: Sizes, found: jax.Array, expected: jax.Array) -> None:
@@ -186,6 +187,8 @@ normed = jax.jit(normed_rows, static_argnames=("eps", "places", "implementation"
 true_normed = jax.jit(reference.normed_rows, static_argnames=("eps", "places"))
 added = jax.jit(add_through, static_argnames="implementation")
 true_added = jax.jit(reference.add_through)
+rotated = jax.jit(rotated_heads, static_argnums=6)
+true_rotated = jax.jit(reference.rotated_heads, static_argnums=5)
 
 
 class Texts(NamedTuple):
@@ -255,7 +258,15 @@ def attend(
     attention = PlainAttention(sizes.kv_heads, sizes.group, sizes.head_dim, bias)
     rotary = RotaryTable(texts.cos, texts.sin, texts.scale * sizes.head_dim**0.5)
     starts = None if behind else texts.starts
-    rows = BranchRows(rotary, texts.scale, texts.lengths, starts, texts.visible, implementation, append)
+    rows = BranchRows(
+        rotary=rotary,
+        scale=texts.scale,
+        lengths=texts.lengths,
+        starts=starts,
+        visible=texts.visible,
+        implementation=implementation,
+        append=append,
+    )
     flat = heads.reshape(*heads.shape[:2], -1)
     return attend_branches(attention, flat, (texts.keys, texts.values), rows, plan, correct=False)[:3]
 
@@ -279,7 +290,8 @@ def true_attention(
 def random_heads(sizes: Sizes) -> tuple[np.ndarray, np.ndarray | None]:
     """Of every row, and their bias."""
     per_row = (sizes.kv_heads, sizes.group + 2, sizes.head_dim)
-    return draw(sizes, sizes.batch * sizes.rows, *per_row), draw(sizes, *per_row) if sizes.bias else None
+    bias = draw(sizes, *per_row) / np.sqrt(sizes.head_dim).astype(sizes.dtype) if sizes.bias else None
+    return draw(sizes, sizes.batch * sizes.rows, *per_row), bias
 
 
 def check_attention(
@@ -292,7 +304,7 @@ def check_attention(
     if count:
         forests = random_forests(sizes, count)
         plan, source = forests.plan(groups), forests.plan(1).source.reshape(texts.visible.shape)
-        heads = in_places(sizes, heads, plan)
+        _, heads = in_places(sizes, heads, plan)
     spoilt = texts.spoilt(GARBAGE if implementation == "xla" else np.nan)  # XLA multiplies what is not seen by 0
     found = attend(heads, bias, spoilt, plan, sizes=sizes, implementation=implementation, behind=behind)
     expected = true_attention(own, bias, texts, source, branches=sizes.branches)
@@ -346,10 +358,8 @@ class TestOps:
         places = places_of(sizes, plan)
         expected = true_normed(hidden, other if adds else None, weight, EPS, plan, places=places)
         unused = ~plan.recomputed
-        poisoned = [with_nan(rows, unused) for rows in (hidden, other)]
-        found = normed(
-            poisoned[0], poisoned[1] if adds else None, weight, EPS, plan, places=places, implementation=implementation
-        )
+        given = with_nan(hidden, unused), with_nan(other, unused) if adds else None, weight, EPS, plan
+        found = normed(*given, places=places, implementation=implementation)
         assert found.shape == (groups, places, sizes.hidden)
         assert found.dtype == hidden.dtype
         assert np.isfinite(np.asarray(found, np.float32)).all()
@@ -377,10 +387,9 @@ class TestOps:
         same = ~plan.recomputed & (plan.source == parents)
         for rows in (hidden, attended):
             rows[same] = np.take_along_axis(rows, parents[..., None], axis=1)[same]
-        by_source = np.take_along_axis(fed, plan.source[..., None], axis=1)
-        expected = true_added(hidden, attended, by_source, None, parents)
-        given = (hidden, attended, in_places(sizes, fed, plan), plan)
-        found = added(*given, parents, implementation=implementation)
+        table, poisoned = in_places(sizes, fed, plan)
+        found = added(hidden, attended, poisoned, plan, parents, implementation=implementation)
+        expected = true_added(hidden, attended, table, plan, parents)
         for ours, truth in zip(found, expected, strict=True):
             assert_agrees(sizes, ours, truth)
         assert found[0].dtype == hidden.dtype
@@ -400,6 +409,17 @@ class TestOps:
             assert_agrees(sizes, residual, true_residual)
         else:
             assert residual is None
+
+    @each([SMALL, ODD[0]], FULL)
+    def test_rotated_heads(self, sizes: Sizes, count: int) -> None:
+        """Places behind the last one may hold anything."""
+        texts, (own, bias), plan = random_texts(sizes), random_heads(sizes), random_forests(sizes, count).plan(1)
+        (table,), (poisoned,) = in_places(sizes, own[None], plan)
+        index, angles = plan.index[0], (texts.cos, texts.sin)
+        found = rotated(poisoned, bias, index, plan.count, *angles, sizes.branches)
+        expected = true_rotated(table, bias, index, *angles, sizes.branches)
+        used = int(plan.count[0])
+        assert_agrees(sizes, np.asarray(found)[:used], np.asarray(expected)[:used])
 
     @each_implementation
     @each([SMALL, ODD[1]], FULL, slow=[BFLOAT16, ODD[0], *ODD[2:]])
@@ -443,7 +463,7 @@ class TestOps:
         place, starts = np.arange(before.keys.shape[2]), texts.starts[:, None]
         taken = (place >= starts) & (place < starts + sizes.slots)
         for tables in zip(written, true_written, before[:2], strict=True):
-            ours, truth, old = (np.moveaxis(np.asarray(table), 2, 1) for table in tables)
+            ours, truth, old = (np.moveaxis(np.asarray(table, np.float32), 2, 1) for table in tables)
             assert_agrees(sizes, ours[taken], truth[taken])
             np.testing.assert_array_equal(ours[~taken], old[~taken])
 
