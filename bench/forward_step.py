@@ -121,8 +121,8 @@ def measure(
         profile: whether to trace the loop once more, on a GPU.
 
     Returns:
-        what ran ("xla" or "pallas"), seconds and spread of a forward, the bytes of weights and of cache that it reads, and by kernel family
-        the shares of the device's time (None without a profile).
+        what ran ("xla" or "pallas"), seconds and spread of a forward, the bytes of weights and of cache that it reads,
+        and by kernel family the shares of the device's time (None without a profile).
     """
     model = random_model(geometry(name), dtype=dtype, implementation=implementation)
     cache = filled_cache(model, jnp.full((1,), cache_tokens, jnp.int32), cache_tokens + rows)

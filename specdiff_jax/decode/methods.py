@@ -108,7 +108,8 @@ class SpecFold(Spiffy):
         attention: of folded rows: "split", attention to the cache as the source computed it and to the own block
             directly; or "correct", the paper's removal and addition of what differs from the source.
         buckets: the rows of a layer are computed in the smallest of so many equal parts of all rows that holds them; 1
-            computes all places.
+            computes all places. With kernels all layers of a forward take the same part, which is foreseen from earlier
+            forwards; one with too few places is repeated and counts twice.
 
     Raises:
         InputError: a setting is out of range.

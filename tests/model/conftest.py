@@ -1,29 +1,5 @@
-"""Decoders whose forwards of branches run through kernels."""
+"""What these tests share."""
 
-from __future__ import annotations
+from kernel_decoder import with_kernels
 
-from collections.abc import Callable
-from dataclasses import replace
-
-import jax.numpy as jnp
-import pytest
-from flax import nnx
-from random_decoder import RandomDecoder
-
-from pallas_kernels.triton import attention, launch
-from specdiff_jax.model import Decoder
-
-
-@pytest.fixture
-def with_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[RandomDecoder], RandomDecoder]:
-    """The same decoder with kernels, which are interpreted, and take float32."""
-    monkeypatch.setattr(launch, "INTERPRET", True)
-    monkeypatch.setattr(attention, "supports", lambda *_: True)
-
-    def build(model: RandomDecoder) -> RandomDecoder:
-        decoder = nnx.eval_shape(
-            lambda: Decoder(model.config, dtype=jnp.float32, rngs=nnx.Rngs(0), implementation="triton")
-        )
-        return replace(model, graphdef=nnx.graphdef(decoder))
-
-    return build
+__all__ = ["with_kernels"]

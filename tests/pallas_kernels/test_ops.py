@@ -83,7 +83,7 @@ SMALL = Sizes(hidden=40, kv_heads=1, head_dim=16, cached=70, dtype="float32")
 BFLOAT16 = replace(SMALL, dtype="bfloat16")
 ODD = [
     replace(SMALL, batch=3, branches=5, slots=8, hidden=200, kv_heads=2, group=1, bias=True),
-    replace(SMALL, batch=3, branches=4, slots=4, hidden=72, kv_heads=2, group=6, head_dim=32),
+    replace(SMALL, batch=3, branches=4, slots=4, hidden=72, kv_heads=2, group=6, head_dim=32, cached=130),
     replace(SMALL, batch=3, branches=3, slots=4, hidden=24, kv_heads=2, group=7),
     replace(SMALL, branches=1, slots=32, hidden=96, group=8),
 ]
@@ -435,7 +435,7 @@ class TestOps:
 
     @each_implementation
     @pytest.mark.parametrize("inside", [False, True], ids=["behind", "inside"])
-    @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 70])
+    @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 127, 128, 129, 130])
     def test_prefixes_at_the_borders_of_tiles(self, implementation: Implementation, length: int, inside: bool) -> None:
         check_attention(implementation, ODD[1], 9, random_texts(ODD[1], length=length, inside=inside))
 
