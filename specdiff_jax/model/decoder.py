@@ -151,8 +151,13 @@ class Decoder(nnx.Module):
         width = tokens.shape[1]
         begin = cache.lengths if starts is None else starts
         if not self.branch_kernels():
-            others = jnp.maximum(cache.lengths, begin + width) - width
-            output = self(tokens, cache.with_lengths(begin), visible=others[:, None] + visible)
+            seen: Visible = begin[:, None] + visible
+            if starts is not None:
+                places = jnp.arange(cache.capacity)
+                slots = places - starts[:, None]
+                others = (places < cache.lengths[:, None]) & ((slots < 0) | (slots >= width))
+                seen = others[:, None] | ((slots >= 0)[:, None] & (slots[:, None] < visible[..., None]))
+            output = self(tokens, cache.with_lengths(begin), visible=seen)
             assert output.cache is not None
             return output._replace(cache=output.cache.with_lengths(cache.lengths))
         rotary = rotary_table(self.config.rotary, begin[:, None] + jnp.arange(width, dtype=jnp.int32))

@@ -152,15 +152,22 @@ def _block(
     return output, decoder.logits(output.hidden)
 
 
-@pytest.mark.parametrize("starts", [None, (3, 1, 0)], ids=["behind, causal", "inside"])
+@pytest.mark.parametrize(
+    ("starts", "causal"),
+    [(None, True), ((3, 1, 0), False), ((3, 1, 0), True)],
+    ids=["behind, causal", "inside", "inside, causal"],
+)
 @pytest.mark.parametrize("implementation", ["xla", "triton"])
 def test_blocks(
-    implementation: str, starts: tuple[int, ...] | None, with_kernels: Callable[[RandomDecoder], RandomDecoder]
+    implementation: str,
+    starts: tuple[int, ...] | None,
+    causal: bool,
+    with_kernels: Callable[[RandomDecoder], RandomDecoder],
 ) -> None:
     """They are written to the cache, behind the text or in the place of some of it, and nothing else there changes."""
     model = random_decoder(replace(CONFIGS["query scale"], num_layers=1))
     run_by = model if implementation == "xla" else with_kernels(model)
-    tokens, visible = TOKENS[:, 1], (CAUSAL if starts is None else WHOLE)[:, 1]
+    tokens, visible = TOKENS[:, 1], (CAUSAL if causal else WHOLE)[:, 1]
     before = filled_cache(model)
     given = None if starts is None else jnp.array(starts)
     output, logits = _block(run_by.graphdef, model.params, tokens, before, visible, given)
