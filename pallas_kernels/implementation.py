@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import jax
 
 Implementation = Literal["xla", "triton"]
+IMPLEMENTATIONS: tuple[Implementation, ...] = get_args(Implementation)
 
 
 def default_implementation(devices: int = 1) -> Implementation:

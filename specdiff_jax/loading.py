@@ -17,7 +17,7 @@ from convert.checkpoint import Checkpoint, open_checkpoint
 from convert.orbax_folder import restore, save
 from convert.resolve import resolve
 from convert.whole_folder import check_free
-from pallas_kernels.implementation import Implementation, default_implementation
+from pallas_kernels.implementation import IMPLEMENTATIONS, Implementation, default_implementation
 from specdiff_jax.config import ModelConfig, parse_config, read_stop_ids
 from specdiff_jax.errors import InputError
 from specdiff_jax.model import Decoder
@@ -57,7 +57,14 @@ class Model:
         return jax.tree.leaves(self.params)[0].dtype
 
 
-def load(name: str | Path, *, dtype: str | None = None, mesh: Mesh | None = None, tensor_parallel: int = 1) -> Model:
+def load(
+    name: str | Path,
+    *,
+    dtype: str | None = None,
+    mesh: Mesh | None = None,
+    tensor_parallel: int = 1,
+    implementation: Implementation | None = None,
+) -> Model:
     """Load a model by path, bundled name or Hugging Face id.
 
     Args:
@@ -65,9 +72,13 @@ def load(name: str | Path, *, dtype: str | None = None, mesh: Mesh | None = None
         dtype: of weights and activations, "bfloat16" or "float32"; by default bfloat16, on a CPU float32.
         mesh: the devices to spread the weights over.
         tensor_parallel: in place of a mesh, how many devices to split every layer over.
+        implementation: of what stands around the matrix products: "xla" (plain JAX, everywhere) or "triton" (Pallas
+            kernels, on one GPU); by default the fastest that was measured. What a kernel does not take (float32, other
+            head sizes) runs in plain JAX either way.
 
     Raises:
-        InputError: there is no such model, it is damaged or not supported, or it can't be split as asked.
+        InputError: there is no such model or implementation, it is damaged or not supported, or it can't be split as
+            asked.
     """
     dtype = dtype or ("float32" if jax.default_backend() == "cpu" else "bfloat16")
     checkpoint = open_checkpoint(resolve(str(name)))
@@ -79,7 +90,9 @@ def load(name: str | Path, *, dtype: str | None = None, mesh: Mesh | None = None
         raise InputError("give either a mesh or tensor_parallel, not both")
     if tensor_parallel != 1:
         mesh = make_mesh(data=1, tensor=tensor_parallel)
-    graphdef, abstract = abstract_decoder(config, dtype, mesh)
+    if implementation is not None:
+        _check_runs(implementation, 1 if mesh is None else mesh.size)
+    graphdef, abstract = abstract_decoder(config, dtype, mesh, implementation)
     params = _read_params(checkpoint, config, abstract)
     return Model(str(name), config, graphdef, params, tokenizer, stop_ids, mesh)
 
@@ -160,6 +173,13 @@ def abstract_decoder(
         return graphdef, abstract
     check_parallel(config, mesh)
     return graphdef, shard_abstract(abstract, mesh)
+
+
+def _check_runs(implementation: str, devices: int) -> None:
+    if implementation not in IMPLEMENTATIONS:
+        raise InputError(f"implementation {implementation!r} is none of {', '.join(IMPLEMENTATIONS)}")
+    if implementation == "triton" and default_implementation(devices) != "triton":
+        raise InputError('implementation "triton" runs on one GPU alone: leave it out, or give "xla"')
 
 
 class _OneKey(nnx.Rngs):

@@ -120,6 +120,22 @@ def test_mesh_and_tensor_parallel_exclude_each_other(tiny_checkpoint: Path) -> N
         load(tiny_checkpoint, mesh=mesh, tensor_parallel=2)
 
 
+def test_implementations(tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels where they are asked for and run, and one line where they don't."""
+    with pytest.raises(InputError, match=r"implementation 'cuda' is none of xla, triton"):
+        loading._check_runs("cuda", 1)
+    with pytest.raises(InputError, match=r"runs on one GPU alone"):
+        load(tiny_checkpoint, implementation="triton")
+    monkeypatch.setattr(loading, "default_implementation", lambda devices: "triton" if devices == 1 else "xla")
+    monkeypatch.setattr("pallas_kernels.triton.attention.supports", lambda *_: True)
+    found = {
+        name: nnx.merge(model.graphdef, model.params).layers[0].attention.branch_kernels
+        for name in ("xla", "triton", None)
+        for model in [load(tiny_checkpoint, implementation=name)]
+    }
+    assert found == {"xla": False, "triton": True, None: True}
+
+
 def test_over_several_devices(tiny_checkpoint: Path, tmp_path: Path) -> None:
     """Both ways of loading, and random weights, are split as asked and equal those of one device."""
     convert_checkpoint(tiny_checkpoint, tmp_path / "converted")
