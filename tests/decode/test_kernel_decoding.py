@@ -55,7 +55,7 @@ def through_kernels(family: str, with_kernels: Rebuild) -> Model:
 @pytest.mark.parametrize(
     ("family", "name", "cached"),
     [
-        (FAST_DLLM, "vanilla", True),
+        pytest.param(FAST_DLLM, "vanilla", True, marks=pytest.mark.slow),
         (NEMOTRON, "vanilla", False),
         (FAST_DLLM, "spiffy", False),
         pytest.param(FAST_DLLM, "spiffy", True, marks=pytest.mark.slow),
