@@ -75,7 +75,8 @@ def prescribed(
         slots: of a branch.
         fold_ratio: the share.
         buckets: how many row counts a layer is compiled for.
-        ahead: whether a forward takes one row count for all layers, as decoding with kernels does.
+        ahead: whether a forward takes one row count for all layers, as decoding with kernels does, which foresees it;
+            here it is known.
     """
     rows = (branches - 1) * slots
     computed = jnp.arange(rows) < rows - round(fold_ratio * rows)

@@ -18,6 +18,8 @@ from pallas_kernels.triton.launch import lanes, launch, number
 LOWEST = -1e30
 """Stands for minus infinity, whose differences would be NaN."""
 LOG2_E = 1.4426950408889634
+LONGEST_BRANCH = 128
+"""Slots whose keys and values a program holds at once."""
 PROGRAMS = 64
 """Tiles of queries are made smaller until there are as many: on an H200 fewer large tiles lose to that many small ones,
 and more small ones to that many large ones.
@@ -42,8 +44,8 @@ class Tiles:
 
 
 def supports(group: int, head_dim: int, dtype: DTypeLike) -> bool:
-    """Whether the kernel takes the shapes: bfloat16 (Triton multiplies float32 as TF32), head_dim a power of two."""
-    return jnp.dtype(dtype) == jnp.bfloat16 and group <= 16 and head_dim >= 32 and head_dim.bit_count() == 1
+    """Whether the kernel takes the shapes: bfloat16 (Triton multiplies float32 as TF32), head_dim 32, 64 or 128."""
+    return jnp.dtype(dtype) == jnp.bfloat16 and group <= 16 and head_dim in (32, 64, 128)
 
 
 def default_tiles(branches: int, kv_heads: int, slots: int, group: int) -> Tiles:

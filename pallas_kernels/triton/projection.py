@@ -86,7 +86,7 @@ def rotated_heads(
         products: for each key/value head its group of queries, its key and its value.
         bias: that is added to each place.
         index: row of each place; None where places are rows.
-        count: places that are used; those behind are left as they are.
+        count: places that are used; what stands in those behind is undefined.
         cos: float32 rotary factors of each slot.
         sin: likewise.
         branches: of each batch row.

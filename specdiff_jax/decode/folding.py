@@ -78,23 +78,27 @@ class Outlook(NamedTuple):
 
     Attributes:
         extra: of the rows that need not be computed, the share that the fullest layer did compute; a running mean.
+        spread: how far a forward was from it; a running mean, too.
+        forwards: that they are means of.
         fits: whether the last forward had enough compact places; if not, the next one has all.
     """
 
     extra: Float[Array, ""]
+    spread: Float[Array, ""]
+    forwards: Int[Array, ""]
     fits: Bool[Array, ""]
 
 
-MARGIN, WEIGHT = 2.0, 1 / 8
-"""What is expected over the running mean, and the weight of a forward in it: of the pairs that were tried on recorded
-verifications of the bundled models the one with the least time, counting that a forward with too few places is repeated
-(it is 0 to 4 % of them).
+MARGIN, WEIGHT = 2.0, 1 / 16
+"""How many spreads more than the mean are expected, and the least weight of a forward in both: of the pairs that were
+tried on recorded verifications of the bundled models one with the least time, counting that a forward with too few
+places is repeated (0 to 3 % of them).
 """
 
 
 def no_outlook() -> Outlook:
     """Before the first forward: all rows are expected."""
-    return Outlook(jnp.float32(1), jnp.bool_(True))
+    return Outlook(jnp.float32(1), jnp.float32(0), jnp.int32(0), jnp.bool_(True))
 
 
 def next_outlook(outlook: Outlook, folding: Folding, needed: Int[Array, ""], fits: Bool[Array, ""]) -> Outlook:
@@ -108,13 +112,22 @@ def next_outlook(outlook: Outlook, folding: Folding, needed: Int[Array, ""], fit
     """
     forced, read = _rows_known(folding)
     extra = (needed - forced) / jnp.maximum(read - forced, 1)
-    return Outlook(jnp.where(fits, outlook.extra + WEIGHT * (extra - outlook.extra), outlook.extra), fits)
+    weight = jnp.maximum(WEIGHT, 1 / (outlook.forwards + 1))
+    away = jnp.where(outlook.forwards > 0, jnp.abs(extra - outlook.extra), 0)
+    learned = Outlook(
+        outlook.extra + weight * (extra - outlook.extra),
+        outlook.spread + weight * (away - outlook.spread),
+        outlook.forwards + 1,
+        fits,
+    )
+    kept = outlook._replace(fits=fits)
+    return Outlook(*(jnp.where(fits, new, old) for new, old in zip(learned, kept, strict=True)))
 
 
 def expected_rows(folding: Folding, outlook: Outlook) -> Float[Array, ""]:
     """Rows of a batch row that the fullest layer is expected to compute, on the mean."""
     forced, read = _rows_known(folding)
-    expected = forced + jnp.minimum(MARGIN * outlook.extra, 1) * (read - forced)
+    expected = forced + jnp.minimum(outlook.extra + MARGIN * outlook.spread, 1) * (read - forced)
     return jnp.where(outlook.fits, expected, read) / folding.parents.shape[0]
 
 

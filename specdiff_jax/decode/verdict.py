@@ -59,7 +59,7 @@ def judge(
 
 
 def judge_greedily(model: Decoder, hidden: Float[Array, "*batch slots hidden"], spec: BlockSpec, ranks: int) -> Verdict:
-    """The verdict of greedy decoding, without ever holding the logits of the whole vocabulary.
+    """The verdict of greedy decoding, with at most `LOGIT_BYTES` of logits in memory at a time.
 
     Args:
         model: the target, whose head is read once.

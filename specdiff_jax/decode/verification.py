@@ -107,7 +107,7 @@ def evaluate(
     def with_drafts() -> Evaluated:
         if plan.fold is None:
             return run(1 + plan.budget, None)
-        known = outlook if model.branch_kernels(plan.fold.attention) else None
+        known = outlook if model.branch_kernels(branches.tokens.shape[2], plan.fold.attention) else None
         folding = folding_of(branches.tokens, branches.drafts, plan.spec, plan.tables, plan.fold, known)
         return run(1 + plan.budget, folding)
 
@@ -153,7 +153,8 @@ def _side_by_side(
     folded = jnp.zeros_like(cache.lengths)
     if folding is not None:
         folded = folded_rows(output.reports, ~folding.idle[:, 1:])
-        outlook = next_outlook(outlook, folding, output.needed, output.fits)
+        if folding.expected is not None:
+            outlook = next_outlook(outlook, folding, output.needed, output.fits)
     return Evaluated(verdicts, output.keys, output.values, folded, outlook)
 
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from pallas_kernels.contraction import contract
 from pallas_kernels.implementation import Implementation
 from pallas_kernels.rows import relative_residual
+from pallas_kernels.triton.attention import LONGEST_BRANCH
 from specdiff_jax.config import ModelConfig
 from specdiff_jax.folded_attention import FoldedAttention
 from specdiff_jax.model.attention import Attention, LayerCache, Rows, Visible
@@ -90,7 +91,8 @@ class Decoder(nnx.Module):
     """Embedding, layers, final norm, head. Layers are unrolled: a scan over stacked weights copies each layer's
     weights.
 
-    `implementation` picks what runs a decode step's attention: "xla" everywhere, "triton" on one GPU.
+    `implementation` picks what runs a decode step's attention and all that stands around the products of blocks and
+    branches: "xla" everywhere, "triton" on one GPU.
     """
 
     def __init__(
@@ -150,7 +152,7 @@ class Decoder(nnx.Module):
         """
         width = tokens.shape[1]
         begin = cache.lengths if starts is None else starts
-        if not self.branch_kernels():
+        if not self.branch_kernels(width):
             seen: Visible = begin[:, None] + visible
             if starts is not None:
                 places = jnp.arange(cache.capacity)
@@ -181,9 +183,11 @@ class Decoder(nnx.Module):
         written = KVCache(tuple(keys), tuple(values), cache.lengths)
         return DecoderOutput(self.norm(hidden).reshape(*tokens.shape, -1), written, ())
 
-    def branch_kernels(self, attention: FoldedAttention = "split") -> bool:
-        """Whether forwards of branches run through kernels: the correction of folded rows has none."""
-        return self.layers[0].attention.branch_kernels and attention == "split"
+    def branch_kernels(self, slots: int, attention: FoldedAttention = "split") -> bool:
+        """Whether forwards of branches run through kernels: the correction of folded rows has none, and a program holds
+        all keys of a branch.
+        """
+        return self.layers[0].attention.branch_kernels and attention == "split" and slots <= LONGEST_BRANCH
 
     def branches(
         self,
@@ -206,7 +210,7 @@ class Decoder(nnx.Module):
         batch, _, width = tokens.shape
         slots = jnp.arange(width, dtype=jnp.int32)
         rotary = rotary_table(self.config.rotary, (cache.lengths if starts is None else starts)[:, None] + slots)
-        kernels = self.branch_kernels("split" if folding is None else folding.attention)
+        kernels = self.branch_kernels(width, "split" if folding is None else folding.attention)
         rows = BranchRows(
             rotary,
             score_scale(rotary, self.config.head_dim),

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from diffusion_models import FAMILIES, SUB_BLOCK, diffusion_decoder, diffusion_model, random_prompts
@@ -74,13 +76,30 @@ def test_a_forward_with_too_few_places_is_repeated(
     """Where far fewer rows are expected than are needed: the same tokens and folds, and more forwards."""
     method = methods(family)["specfold"]
     plain = decode(diffusion_model(family), method)
-    monkeypatch.setattr(folding, "MARGIN", 0.0)
-    monkeypatch.setattr(folding, "_rows_known", partial(_fewer_forced, folding._rows_known))
+    monkeypatch.setattr(folding, "expected_rows", partial(_too_few, folding.expected_rows))
     short = decode(through_kernels(family, with_kernels), method)
     same(short, plain, ("tokens", "counts", "accepted_drafts", "hits", "child_rows", "folded_rows"))
     assert short.forwards.sum() > plain.forwards.sum()
 
 
-def _fewer_forced(known: Callable[..., tuple[object, object]], of: folding.Folding) -> tuple[object, object]:
-    forced, read = known(of)
-    return forced * 0, read
+def _too_few(expected: Callable[..., jax.Array], of: folding.Folding, outlook: folding.Outlook) -> jax.Array:
+    """One row, but where the last forward had too few places."""
+    return jnp.where(outlook.fits, 1.0, expected(of, outlook))
+
+
+def test_what_is_expected_follows_what_was_needed() -> None:
+    """All rows at first and after a forward with too few places; the right number once it stays the same."""
+    nobody = jnp.zeros((2, 3), bool)
+    forced = jnp.zeros((2, 3, 4), bool).at[:, 1, 0].set(True)
+    of = folding.Folding(
+        nobody.astype(int), (forced,), nobody.at[:, 0].set(True), nobody.at[1, 2].set(True), 0.0, (12,)
+    )
+    outlook = folding.no_outlook()
+    assert folding.expected_rows(of, outlook) == 10  # 20 of 24 rows are read, 10 of them must be computed
+    for needed in (14, 14, 14):
+        outlook = folding.next_outlook(outlook, of, jnp.int32(needed), jnp.bool_(True))
+        np.testing.assert_allclose(folding.expected_rows(of, outlook), 7, rtol=1e-6)
+    lost = folding.next_outlook(outlook, of, jnp.int32(20), jnp.bool_(False))
+    assert folding.expected_rows(of, lost) == 10
+    again = folding.next_outlook(lost, of, jnp.int32(18), jnp.bool_(True))
+    assert 7 < folding.expected_rows(of, again) <= 10
