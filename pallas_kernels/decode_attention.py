@@ -17,15 +17,11 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.triton.launch import LOWEST, TINY
+
 KEY_TILE = 64
 QUERY_TILE = 16
 """Rows of the smallest tensor-core product; a group's queries and its key share one tile."""
-
-
-LOWEST = -1e30
-"""Stands for minus infinity, whose differences would be NaN; a program without keys ends with it and weighs nothing."""
-
-TINY = 1e-30
 
 
 class HeadNorm(NamedTuple):

@@ -17,12 +17,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.implementation import Implementation
 from pallas_kernels.triton import rows as triton
+from pallas_kernels.triton.launch import TINY
 
 IDLE, BY_RESIDUAL, FORCED = -1, 0, 1
 """Rules for a row: never computed, computed where its residual is large, always computed."""
-
-_TINY = 1e-30
-"""Stands for the norm of a row of zeros."""
 
 
 @jax.tree_util.register_dataclass
@@ -57,7 +55,7 @@ def relative_residual(
     hidden = hidden.astype(jnp.float32)
     parent = read_through(hidden, parents)
     distance = jnp.sqrt(jnp.sum(jnp.square(hidden - parent), axis=-1))
-    return distance / jnp.maximum(jnp.sqrt(jnp.sum(jnp.square(parent), axis=-1)), _TINY)
+    return distance / jnp.maximum(jnp.sqrt(jnp.sum(jnp.square(parent), axis=-1)), TINY)
 
 
 def plan_rows(

@@ -13,10 +13,8 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.triton.launch import lanes, launch, number
+from pallas_kernels.triton.launch import LOWEST, lanes, launch, number
 
-LOWEST = -1e30
-"""Stands for minus infinity, whose differences would be NaN."""
 LOG2_E = 1.4426950408889634
 LONGEST_BRANCH = 128
 """Slots whose keys and values a program holds at once."""

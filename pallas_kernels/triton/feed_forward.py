@@ -13,11 +13,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.triton.launch import lanes, launch, number, put_row, row_of
+from pallas_kernels.triton.launch import TINY, lanes, launch, number, put_row, row_of
 from pallas_kernels.triton.projection import warps_of
-
-TINY = 1e-30
-"""Stands for the norm of a row of zeros."""
 
 
 def add_through(

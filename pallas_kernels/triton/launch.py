@@ -10,6 +10,12 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
+LOWEST = -1e30
+"""Stands for minus infinity, whose differences would be NaN."""
+
+TINY = 1e-30
+"""Stands for a sum or a norm of 0 that something is divided by."""
+
 INTERPRET = False
 """Run kernels without a GPU; tests set it."""
 
