@@ -162,26 +162,10 @@ class Decoder(nnx.Module):
             output = self(tokens, cache.with_lengths(begin), visible=seen)
             assert output.cache is not None
             return output._replace(cache=output.cache.with_lengths(cache.lengths))
-        rotary = rotary_table(self.config.rotary, begin[:, None] + jnp.arange(width, dtype=jnp.int32))
-        rows = BranchRows(
-            rotary,
-            score_scale(rotary, self.config.head_dim),
-            cache.lengths,
-            starts,
-            visible[:, None],
-            "triton",
-            append=True,
-        )
+        rows = self._branch_rows(cache.lengths, starts, visible[:, None], "triton", append=True)
         hidden = lookup(self.embedding[...], tokens).reshape(1, -1, self.config.hidden_size)
-        keys, values = [], []
-        for index, layer in enumerate(self.layers):
-            cached = (cache.keys[index], cache.values[index])
-            result, _ = run_layer(parts_of(layer), hidden, None, cached, rows, None, index)
-            hidden = result.hidden
-            keys.append(result.keys)
-            values.append(result.values)
-        written = KVCache(tuple(keys), tuple(values), cache.lengths)
-        return DecoderOutput(self.norm(hidden).reshape(*tokens.shape, -1), written, ())
+        ran = self._run_branches(hidden, cache, rows, None, None)
+        return DecoderOutput(ran.hidden[:, 0], KVCache(ran.keys, ran.values, cache.lengths), ())
 
     def branch_kernels(self, slots: int, attention: FoldedAttention = "split") -> bool:
         """Whether forwards of branches run through kernels: the correction of folded rows has none, and a program holds
@@ -208,17 +192,8 @@ class Decoder(nnx.Module):
             starts: first cached place that the branches replace; by default they stand behind all.
         """
         batch, _, width = tokens.shape
-        slots = jnp.arange(width, dtype=jnp.int32)
-        rotary = rotary_table(self.config.rotary, (cache.lengths if starts is None else starts)[:, None] + slots)
         kernels = self.branch_kernels(width, "split" if folding is None else folding.attention)
-        rows = BranchRows(
-            rotary,
-            score_scale(rotary, self.config.head_dim),
-            cache.lengths,
-            starts,
-            visible,
-            "triton" if kernels else "xla",
-        )
+        rows = self._branch_rows(cache.lengths, starts, visible, "triton" if kernels else "xla")
         groups = 1 if kernels else batch
         gate = None if folding is None else gate_of(folding, width, groups)
         hidden = lookup(self.embedding[...], tokens).reshape(groups, -1, self.config.hidden_size)
@@ -228,6 +203,21 @@ class Decoder(nnx.Module):
         return at_smallest(
             gate.capacities, expected, lambda capacity: lambda: self._run_branches(hidden, cache, rows, gate, capacity)
         )
+
+    def _branch_rows(
+        self,
+        lengths: Int[Array, " batch"],
+        starts: Int[Array, " batch"] | None,
+        visible: Int[Array, "batch branches slots"],
+        implementation: Implementation,
+        *,
+        append: bool = False,
+    ) -> BranchRows:
+        """What all layers share: rows stand at `starts`, by default behind all cached tokens."""
+        slots = jnp.arange(visible.shape[2], dtype=jnp.int32)
+        rotary = rotary_table(self.config.rotary, (lengths if starts is None else starts)[:, None] + slots)
+        scale = score_scale(rotary, self.config.head_dim)
+        return BranchRows(rotary, scale, lengths, starts, visible, implementation, append)
 
     def _run_branches(
         self,
