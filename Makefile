@@ -5,10 +5,10 @@ INSTALLED := .venv/installed
 TESTABLE := .venv/testable
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-gpu lint wheel
+.PHONY: help demo test test-slow test-gpu test-sanitizer lint wheel
 
 help:  ## Show the targets.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-12s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-16s%s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(INSTALLED)  ## A small model answers a few questions with every method; two minutes on two cores.
 	$(BIN)/specdiff demo
@@ -21,6 +21,9 @@ test-slow: $(TESTABLE)  ## The tests that take minutes.
 
 test-gpu: $(TESTABLE)  ## The tests that need a GPU (install the extra cuda12 or cuda13 first).
 	JAX_PLATFORMS= $(BIN)/pytest -m gpu
+
+test-sanitizer: $(TESTABLE)  ## The kernels under compute-sanitizer: accesses out of range, races (needs a GPU and the CUDA toolkit).
+	$(BIN)/python tests/support/sanitizer.py
 
 lint: $(TESTABLE)  ## Style and types.
 	$(BIN)/ruff check

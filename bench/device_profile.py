@@ -10,7 +10,16 @@ from typing import Any
 
 import jax
 
-OURS = ("plan_rows", "normed_rows", "rotated_heads", "branch_attention", "add_through", "decode_attention")
+OURS = (
+    "plan_rows",
+    "normed_rows",
+    "rotated_heads",
+    "prefix_attention",
+    "branch_attention",
+    "add_through",
+    "likeliest",
+    "decode_attention",
+)
 PRODUCTS = ("nvjet", "gemm", "gemv", "sm90_xmma_gemm", "cutlass", "cublas")
 """How the names of matrix products begin: cuBLAS's kernels, and what XLA compiles in place of them."""
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+
+from pallas_kernels.gpu_name import short_name
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def _gpu() -> tuple[str, str | None]:
     if listing is None:
         return "cpu", None
     name, driver = listing.splitlines()[0].rsplit(",", 1)
-    return re.sub(r"[^a-z0-9]+", "-", name.lower().removeprefix("nvidia")).strip("-"), driver.strip()
+    return short_name(name), driver.strip()
 
 
 def _output(*command: str) -> str | None:

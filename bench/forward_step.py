@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +16,7 @@ from bench.target import branch_implementation, cache_bytes, filled_cache, weigh
 from pallas_kernels.implementation import Implementation
 from specdiff_jax.block_spec import BlockSpec, block_spec
 from specdiff_jax.decode.block_diffusion import rows_of_slots
-from specdiff_jax.decode.folding import capacities_of
+from specdiff_jax.decode.folding import capacities_for, capacities_of
 from specdiff_jax.decode.programs import compile_once
 from specdiff_jax.decode.verdict import judge_greedily
 from specdiff_jax.geometries import geometry
@@ -137,6 +138,8 @@ def measure(
         if fold_ratio is not None:
             ahead = branch_implementation(model) == "triton"
             folds = prescribed(model.config.num_layers, 1 + branches, rows, fold_ratio, buckets, ahead=ahead)
+            capacities = capacities_for(model, 1, (1 + branches) * rows, buckets)
+            folds = dataclasses.replace(folds, capacities=capacities)
         given = (folds,)
     program = compile_once(model, "bench forwards", step, cache, tokens, jnp.int32(0), *given, donate=(0,))
 

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from bench.kernels import absent, key_of, path_of, timed
-from bench.products import Product, products_of
-from bench.repeated import Repeated, lower, time_call, waiting
+from bench.product_calls import drawn_weights, repeated_product
+from bench.products import products_of
+from bench.repeated import Repeated, lower, time_call
 from bench.row_kernels import LayerRun, row_kernels
 from bench.section import failure
-from pallas_kernels.contraction import contract
 from pallas_kernels.implementation import Implementation
 from pallas_kernels.triton import launch
 from specdiff_jax.config import ModelConfig
 from specdiff_jax.geometries import geometry
-from specdiff_jax.model.layers import INITIALIZER_STD
 
 
 class Piece(NamedTuple):
@@ -31,7 +28,7 @@ class Piece(NamedTuple):
         key: under which it is kept.
         implementation: that runs it.
         work: the call, or why it can't run here.
-        weight_bytes: that the call reads, if any.
+        weight_bytes: that the call reads, if any; of logits where it reads those.
     """
 
     key: str
@@ -89,30 +86,16 @@ def _families(run: LayerRun) -> Iterator[Piece]:
         work: Repeated | str = repeated or "the kernel does not take the shapes"
         if run.implementation == "triton" and not kernels_run:
             work = "kernels need a GPU"
-        yield Piece(key_of(kernel, run.implementation, run.count), run.implementation, work)
+        size = run.logit_bytes if kernel == "likeliest" else None
+        yield Piece(key_of(kernel, run.implementation, run.count), run.implementation, work, size)
 
 
 def _products(config: ModelConfig, dtype: str, counts: Sequence[int]) -> Iterator[Piece]:
     for product in products_of(config):
-        weights = _weights(product, dtype)
-        itemsize = weights[0].dtype.itemsize
+        weights = drawn_weights(product, dtype)
         for count in counts:
-            drawn = np.random.default_rng(0).standard_normal((1, count, product.inputs), np.float32)
-            rows = jnp.asarray(drawn.astype(weights[0].dtype))
-            work = Repeated(waiting(_multiply(product)), rows, weights, product.rounds(itemsize))
-            yield Piece(key_of(product.name, "xla", count), "xla", work, product.weight_bytes(itemsize))
-
-
-def _weights(product: Product, dtype: str) -> list[jax.Array]:
-    keys = jax.random.split(jax.random.key(1), product.copies(jnp.dtype(dtype).itemsize))
-    draw = jax.jit(lambda key: INITIALIZER_STD * jax.random.normal(key, (product.outputs, product.inputs), dtype))
-    return [draw(key) for key in keys]
-
-
-def _multiply(product: Product) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """As the model does."""
-    out_dtype = jnp.float32 if product.logits else None
-    return lambda rows, weight: contract("bsh,oh->bso", rows, weight, out_dtype)
+            size = product.weight_bytes(weights[0].dtype.itemsize)
+            yield Piece(key_of(product.name, "xla", count), "xla", repeated_product(product, weights, count), size)
 
 
 def _compiled(work: Repeated) -> jax.stages.Compiled:

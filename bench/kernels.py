@@ -13,7 +13,7 @@ from specdiff_jax.block_spec import block_spec
 from specdiff_jax.errors import InputError
 from specdiff_jax.geometries import geometry
 
-ROW_KERNELS = ("plan_rows", "normed_rows", "branch_attention", "add_through")
+ROW_KERNELS = ("plan_rows", "normed_rows", "branch_attention", "add_through", "likeliest")
 PRODUCTS = ("qkv", "output", "gate_up", "down", "head")
 GEOMETRIES = ("fdv2-1.5b", "fdv2-7b", "nld-3b", "nld-8b", "nld-14b")
 IMPLEMENTATIONS = ("xla", "triton", "cublas")
@@ -77,7 +77,7 @@ def key_of(kernel: str, implementation: str, count: int) -> str:
 
 
 def timed(timing: Timing, ran: str, weight_bytes: int | None) -> dict[str, Any]:
-    """What a measurement keeps of one: its time, what ran, and the bytes of weights that it reads, if any."""
+    """What a measurement keeps of one: its time, what ran, and the bytes of weights or logits that it reads, if any."""
     return {**asdict(timing), "implementation": ran, "weight_bytes": weight_bytes}
 
 

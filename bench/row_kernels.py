@@ -1,4 +1,4 @@
-"""The kernel families of a layer, each as a call that can be repeated.
+"""The kernel families of a layer, and that of the logits, each as a call that can be repeated.
 
 What they do is taken from the code that the model runs. Their inputs are in the cache of the GPU, as in a forward,
 where the launch before has just written them.
@@ -16,12 +16,14 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float
 
-from bench.forward_step import prescribed
+from bench.forward_step import RANKS, prescribed
 from bench.repeated import Call, Repeated, waiting
 from pallas_kernels.feed_forward import add_through
 from pallas_kernels.implementation import Implementation
+from pallas_kernels.likeliest import likeliest
 from pallas_kernels.projection import normed_rows
 from pallas_kernels.rows import RowPlan, plan_rows
+from specdiff_jax.block_spec import block_spec
 from specdiff_jax.config import ModelConfig
 from specdiff_jax.model.attention import Attention, Rows
 from specdiff_jax.model.branch_attention import BranchRows, attend_branches, score_scale
@@ -75,6 +77,11 @@ class LayerRun:
         """Of all branches."""
         return self.branches * self.slots
 
+    @property
+    def logit_bytes(self) -> int:
+        """Of all rows."""
+        return 4 * self.rows * self.config.vocab_size
+
     def draw(self, seed: int, *shape: int) -> Array:
         """Random activations, made on the host: on the device every shape would be a program to compile."""
         drawn = np.random.default_rng(seed).standard_normal(shape, np.float32)
@@ -101,6 +108,7 @@ def row_kernels(run: LayerRun) -> Iterator[tuple[str, Repeated | None]]:
     yield "normed_rows", _norm(run, folded)
     yield "branch_attention", _attention(run, folded)
     yield "add_through", _add(run, folded)
+    yield "likeliest", _likeliest(run)
 
 
 def _fold(run: LayerRun) -> Folded:
@@ -144,6 +152,18 @@ def _add(run: LayerRun, folded: Folded | None) -> Repeated:
     size = run.config.hidden_size
     hidden, attended, fed = (run.draw(seed, 1, rows, size) for seed, rows in enumerate([run.rows, run.rows, run.count]))
     return Repeated(call, (hidden, attended, fed, plan, parents), [None] * CALLS, ROUNDS)
+
+
+def _likeliest(run: LayerRun) -> Repeated:
+    """That of a verdict: of all rows, whichever were computed."""
+    banned = block_spec(run.config).mask_token_id
+    shape = (run.branches, run.slots, run.config.vocab_size)
+    logits = jnp.asarray(np.random.default_rng(0).standard_normal(shape, np.float32))
+
+    def op(logits: Array, _: None) -> Any:
+        return tuple(likeliest(logits, banned, RANKS, implementation=run.implementation))
+
+    return Repeated(waiting(op), logits, [None] * CALLS, ROUNDS)
 
 
 def _attention(run: LayerRun, folded: Folded | None) -> Repeated | None:

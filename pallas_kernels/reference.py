@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Shaped
 from pallas_kernels.attention import SoftmaxState
 from pallas_kernels.contraction import contract
 from pallas_kernels.correction import Correction
+from pallas_kernels.likeliest import Likeliest
 from pallas_kernels.rows import BY_RESIDUAL, FORCED, RowPlan
 
 
@@ -162,6 +163,15 @@ def correct_state(
     acc += contract("bxskgt,bxtkd->bxskgd", added, values)
     mass = whole - removed.sum(axis=-1)
     return Correction(SoftmaxState(top, mass + added.sum(axis=-1), acc), mass / whole)
+
+
+def likeliest(logits: Float32[Array, "rows vocab"], banned: int, ranks: int) -> Likeliest:
+    """`pallas_kernels.likeliest.likeliest` from sorted rows, of which at least `ranks` logits are finite."""
+    allowed = jnp.where(_one_hot(jnp.array(banned), logits.shape[1]) > 0, -jnp.inf, logits)
+    order = jnp.argsort(-allowed, axis=-1, stable=True)
+    falling = jnp.take_along_axis(allowed, order, axis=-1)
+    shares = jnp.exp(falling - falling[:, :1])
+    return Likeliest(order[:, :ranks], falling[:, :ranks], falling[:, 0] + jnp.log(jnp.sum(shares, axis=-1)))
 
 
 def _float32(x: Shaped[Array, "*shape"]) -> Float32[Array, "*shape"]:

@@ -1,4 +1,4 @@
-"""Attention of several branches in one launch: the row's own branch and the cache (family 4)."""
+"""Attention of several branches: the row's own branch, and the cache or what was found in it before (family 4)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.triton.launch import LOWEST, lanes, launch, number
+from pallas_kernels.triton.softmax import LOG2_E, State, merged, nothing, with_keys
+from pallas_kernels.tuned_data import AttentionShape, tiles_for
 
-LOG2_E = 1.4426950408889634
 LONGEST_BRANCH = 128
 """Slots whose keys and values a program holds at once."""
 PROGRAMS = 64
@@ -41,6 +42,10 @@ class Tiles:
     stages: int = 3
 
 
+MERGING = Tiles(16, stages=1)
+"""Of launches that do not read the cache: many small programs, which wait for little."""
+
+
 def supports(group: int, head_dim: int, dtype: DTypeLike) -> bool:
     """Whether the kernel takes the shapes: bfloat16 (Triton multiplies float32 as TF32), head_dim 32, 64 or 128."""
     return jnp.dtype(dtype) == jnp.bfloat16 and group <= 16 and head_dim in (32, 64, 128)
@@ -64,6 +69,7 @@ def branch_attention(
     starts: Int[Array, " batch"],
     scale: Float[Array, "batch slots"],
     visible: Int[Array, "batch branches slots"],
+    before: State | None = None,
     *,
     append: bool = False,
     tiles: Tiles | None = None,
@@ -81,6 +87,8 @@ def branch_attention(
         starts: first cached place that they take.
         scale: float32 multiplier of each slot's scores.
         visible: how many slots of its own branch each row sees, at least one.
+        before: what each place's queries found in the cache, in parts (`prefix_attention`); without it the cache is
+            read here.
         append: whether the only branch is written to the cache, from `starts` on.
         tiles: how the launch is cut.
 
@@ -91,11 +99,15 @@ def branch_attention(
     batch, branches, slots = visible.shape
     _, kv_heads, heads, size = rotated.shape
     group = heads - 2
-    tiles = tiles or default_tiles(batch * branches, kv_heads, slots, group)
+    if tiles is None:
+        shape = AttentionShape(batch * branches, kv_heads, slots, group, size)
+        tiles = tiles_for(shape, default_tiles(*shape[:4])) if before is None else MERGING
     tile = tiles.queries // pl.next_power_of_2(group)
     arguments = [rotated, keys, values, lengths, starts, scale, visible]
     if slot is not None:
         arguments.append(slot)
+    if before is not None:
+        arguments += before
     of_branches = (batch, kv_heads, branches, slots, size)
     written = jax.ShapeDtypeStruct(keys.shape if append else of_branches, keys.dtype)
     kernel = functools.partial(
@@ -106,6 +118,7 @@ def branch_attention(
         tile=tile,
         key_tile=tiles.keys,
         reads=slot is not None,
+        begun=before is not None,
         append=append,
     )
     mixed, read_keys, read_values = launch(
@@ -136,6 +149,7 @@ def _kernel(
     tile: int,
     key_tile: int,
     reads: bool,
+    begun: bool,
     append: bool,
 ) -> None:
     mixed, read_keys, read_values = rest[-3:]
@@ -162,17 +176,9 @@ def _kernel(
     lane = jnp.arange(tile * padded, dtype=jnp.int32)
     slot, member = part * tile + lane // padded, lane % padded
     real = (slot < slots) & (member < group)
-    queries = heads_of(place_of(slot, real), member, real)
+    source = place_of(slot, real)
+    queries = heads_of(source, member, real)
     scale = plt.load(scales.at[of(row, slot), slot], mask=real, other=0.0)[:, None] * LOG2_E
-
-    def add(state: tuple[jax.Array, ...], k: jax.Array, v: jax.Array, seen: jax.Array) -> tuple[jax.Array, ...]:
-        peak, mass, acc = state
-        scores = jnp.where(seen, plt.dot(queries, k.T) * scale, LOWEST)
-        new_peak = jnp.maximum(peak, scores.max(axis=1))
-        shrink = jnp.exp2(peak - new_peak)
-        weights = jnp.exp2(scores - new_peak[:, None])
-        acc = acc * shrink[:, None] + plt.dot(weights.astype(v.dtype), v)
-        return new_peak, mass * shrink + weights.sum(axis=1), acc
 
     # The row's own branch comes first: it is never empty, so that from here on every row has a finite peak.
     key = lanes(slots)
@@ -180,25 +186,34 @@ def _kernel(
     place = place_of(key, there)
     k, v = heads_of(place, of(group, key), there), heads_of(place, of(group + 1, key), there)
     shown = plt.load(visible.at[of(row, slot), of(branch, slot), slot], mask=real, other=1)
-    nothing = (
-        jnp.full(lane.shape, LOWEST, jnp.float32),
-        jnp.zeros(lane.shape, jnp.float32),
-        jnp.zeros((lane.size, size), jnp.float32),
-    )
-    state = add(nothing, k, v, key[None, :] < shown[:, None])
+    state = with_keys(nothing(lane.size, size), queries, scale, k, v, key[None, :] < shown[:, None])
     length, begin = number(lengths, row), number(starts, row)
 
-    def add_cached(index: jax.Array, state: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    def add_cached(index: jax.Array, state: State) -> State:
         place = index * key_tile + jnp.arange(key_tile, dtype=jnp.int32)
         seen = (place < length) & ((place < begin) | (place >= begin + slots))
         at = (of(row, place)[:, None], of(head, place)[:, None], place[:, None], columns[None, :])
         k, v = (plt.load(array.at[at], mask=seen[:, None], other=0.0) for array in (keys, values))
-        return add(state, k, v, seen[None, :])
+        return with_keys(state, queries, scale, k, v, seen[None, :])
 
-    _, mass, acc = jax.lax.fori_loop(0, pl.cdiv(length, key_tile), add_cached, state)
+    def found_before(split: int) -> State:
+        peaks, masses, accs = rest[int(reads) : int(reads) + 3]
+        at = (of(split, source), source, of(head, source), member)
+        wide = (*(axis[:, None] for axis in at), columns[None, :])
+        return State(
+            plt.load(peaks.at[at], mask=real, other=LOWEST),
+            plt.load(masses.at[at], mask=real, other=0.0),
+            plt.load(accs.at[wide], mask=real[:, None], other=0.0),
+        )
+
+    if begun:
+        parts = map(found_before, range(rest[int(reads)].shape[0]))
+        state = merged(state, functools.reduce(merged, parts))
+    else:
+        state = jax.lax.fori_loop(0, pl.cdiv(length, key_tile), add_cached, state)
     at = (of(row, slot), of(branch, slot), slot, of(head, slot), member)
     wide = (*(axis[:, None] for axis in at), columns[None, :])
-    plt.store(mixed.at[wide], (acc / mass[:, None]).astype(mixed.dtype), mask=real[:, None])
+    plt.store(mixed.at[wide], (state.acc / state.mass[:, None]).astype(mixed.dtype), mask=real[:, None])
 
     @pl.when(part == 0)
     def write() -> None:

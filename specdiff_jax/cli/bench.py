@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from specdiff_jax.cli.compilation import keep_compiled_programs
-from specdiff_jax.cli.output import JsonFlag, note, print_json
+from specdiff_jax.cli.output import JsonFlag, note, print_json, print_table
 from specdiff_jax.errors import InputError
 
 if TYPE_CHECKING:
@@ -182,6 +182,60 @@ def kernels(
     asked.check()
     settings = Settings(dtype, cache_tokens, steps, repeats, flags)
     _run("kernels", sections(asked, settings), settings, commit, out, time_limit, as_json)
+
+
+@bench.command()
+def tune(
+    geometry: Annotated[list[str], typer.Option(help="A bundled shape of a block-diffusion model; repeatable.")],
+    branches: Annotated[
+        list[int] | None, typer.Option(min=1, help="Drafts beside main, which is tuned alone, too; repeatable [8].")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Rows of a branch.")] = 32,
+    buckets: Annotated[int, typer.Option(min=1, help="How many row counts a folded layer is compiled for.")] = 4,
+    cache_tokens: CacheTokens = 512,
+    steps: Steps = 20,
+    repeats: Repeats = 5,
+    commit: Commit = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where the file goes [the library, which reads it there].")
+    ] = None,
+    time_limit: TimeLimit = 3600,
+    as_json: JsonFlag = False,
+) -> None:
+    """Find the tiles of attention and the row counts of a folded layer that are best here: DIR/<gpu>.json."""
+    keep_compiled_programs()
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from bench.environment import read_environment
+    from bench.run import Settings
+    from bench.tune import TuneBench, table_rows, tune
+    from pallas_kernels.tuned_data import FOLDER
+
+    environment = read_environment(_measured_command(sys.argv[1:]), commit)
+    asked = TuneBench(geometry, branches or [8], rows, buckets)
+    asked.check(environment)
+    folder = out or FOLDER
+    settings = Settings("bfloat16", cache_tokens, steps, repeats)
+    console, table, failed = Console(stderr=True), [], False
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("tuning", total=len(geometry))
+        for tuned in tune(asked, settings, environment, folder, time_limit=time_limit):
+            progress.advance(task)
+            for line in tuned.skipped:
+                note(f"{tuned.geometry}: skipped: {line}")
+            if tuned.error:
+                note(f"{tuned.geometry}: failed: {tuned.error}")
+                failed = True
+            table += table_rows(tuned)
+    if as_json:
+        for row in table:
+            print_json(row)
+    elif table:
+        print_table(table)
+    note(f"{sum(row['kept'] for row in table)} of {len(table)} kept, in {folder / environment.gpu}.json")
+    if failed:
+        raise typer.Exit(1)
 
 
 @bench.command()

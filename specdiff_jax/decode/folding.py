@@ -11,9 +11,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from pallas_kernels.tuned_data import LayerShape, tuned_here
 from specdiff_jax.block_spec import BlockSpec
+from specdiff_jax.config import ModelConfig
 from specdiff_jax.decode.drafting import Drafts, GraphTables
 from specdiff_jax.folded_attention import FoldedAttention
+from specdiff_jax.loading import Model
 from specdiff_jax.model.branches import Folding, LayerReport
 
 
@@ -35,6 +38,30 @@ class FoldSettings:
 def capacities_of(rows: int, buckets: int) -> tuple[int, ...]:
     """`rows` and equal parts of it, ascending."""
     return tuple(sorted({-(-rows * part // buckets) for part in range(1, buckets + 1)}))
+
+
+def capacities_for(model: Model, batch: int, rows: int, buckets: int) -> tuple[int, ...]:
+    """At most `buckets` numbers of rows of a batch row, ascending, the last one all of them: those that were tuned on
+    this GPU for such layers, else equal parts.
+
+    Tuning is for a single batch row in bfloat16 on a single GPU.
+
+    Args:
+        model: whose layers they are.
+        batch: rows of the batch.
+        rows: of a batch row.
+        buckets: how many.
+    """
+    parts = capacities_of(rows, buckets)
+    if batch > 1 or model.mesh is not None or model.dtype != jnp.bfloat16:
+        return parts
+    return tuned_here().capacities.get(layer_shape(model.config, rows, buckets), parts)
+
+
+def layer_shape(config: ModelConfig, rows: int, buckets: int) -> LayerShape:
+    """What tuned capacities are found by."""
+    qkv = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return LayerShape(config.hidden_size, qkv, config.intermediate_size, rows, buckets)
 
 
 def folding_of(

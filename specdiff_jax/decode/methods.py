@@ -107,9 +107,10 @@ class SpecFold(Spiffy):
         delta: a row is folded where |h - h_parent| <= delta |h_parent|; below 0 none is.
         attention: of folded rows: "split", attention to the cache as the source computed it and to the own block
             directly; or "correct", the paper's removal and addition of what differs from the source.
-        buckets: the rows of a layer are computed in the smallest of so many equal parts of all rows that holds them; 1
-            computes all places. With kernels all layers of a forward take the same part, which is foreseen from earlier
-            forwards; one with too few places is repeated and counts twice.
+        buckets: the rows of a layer are computed in the smallest of so many numbers of places that holds them: equal
+            parts of all rows, or what `specdiff bench tune` found for this GPU; 1 computes all places. With kernels all
+            layers of a forward take the same number, which is foreseen from earlier forwards; one with too few places
+            is repeated and counts twice.
 
     Raises:
         InputError: a setting is out of range.

@@ -33,7 +33,7 @@ from specdiff_jax.decode.block_diffusion import (
 )
 from specdiff_jax.decode.denoise import accept, active_sub_block
 from specdiff_jax.decode.drafting import Drafts, GraphTables, draft, graph_tables, no_drafts
-from specdiff_jax.decode.folding import FoldSettings, Outlook, capacities_of, no_outlook
+from specdiff_jax.decode.folding import FoldSettings, Outlook, capacities_for, no_outlook
 from specdiff_jax.decode.loop import BatchResult, OnTokens, run_loop, while_undone
 from specdiff_jax.decode.methods import SpecFold, Spiffy, denoising_spec
 from specdiff_jax.decode.requests import Requests, power_of_two
@@ -336,7 +336,8 @@ def run(
         return without_drafts(state, budget, nodes)
 
     width = spec.sub_block if method.sub_block_cache else spec.block_size
-    capacities = capacities_of((1 + budget) * width, folds.buckets) if folds else ()
+    batch, rows = requests.prompts.shape[0], (1 + budget) * width
+    capacities = capacities_for(model, batch, rows, folds.buckets) if folds else ()
 
     def go_on(
         decoder: Decoder,

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from pallas_kernels.implementation import Implementation
+from pallas_kernels.likeliest import Likeliest, largest, likeliest
 from specdiff_jax.block_spec import BlockSpec
 from specdiff_jax.decode.denoise import propose
-from specdiff_jax.decode.sampling import Sampling, without_mask
+from specdiff_jax.decode.sampling import Sampling
 from specdiff_jax.model.decoder import Decoder
 
 LOGIT_BYTES = 2**30
@@ -52,14 +55,14 @@ def judge(
         ranks: how many of the likeliest tokens are kept.
     """
     tokens, confidence = propose(logits, spec, settings, keys)
-    plain = without_mask(logits, spec.mask_token_id)
-    ranked, best = _largest(plain, jnp.broadcast_to(jnp.arange(plain.shape[-1]), plain.shape), ranks)
-    probabilities = jnp.exp(best - jax.nn.logsumexp(plain, axis=-1, keepdims=True))
-    return Verdict(tokens, confidence, ranked, probabilities)
+    ranked, best, total = likeliest(logits, spec.mask_token_id, ranks)
+    return Verdict(tokens, confidence, ranked, _shares(best, total))
 
 
 def judge_greedily(model: Decoder, hidden: Float[Array, "*batch slots hidden"], spec: BlockSpec, ranks: int) -> Verdict:
     """The verdict of greedy decoding, with at most `LOGIT_BYTES` of logits in memory at a time.
+
+    Through a kernel where the model's forwards of such rows run through kernels.
 
     Args:
         model: the target, whose head is read once.
@@ -67,36 +70,29 @@ def judge_greedily(model: Decoder, hidden: Float[Array, "*batch slots hidden"], 
         spec: the family's rules.
         ranks: how many of the likeliest tokens are kept.
     """
-    rows = hidden.shape[:-1]
-    ranked = jnp.zeros((*rows, 0), jnp.int32)
-    best = jnp.zeros((*rows, 0), jnp.float32)
-    total = jnp.full(rows, -jnp.inf, jnp.float32)
-    chunk = max(1, LOGIT_BYTES // (4 * total.size))
-    for start in range(0, model.config.vocab_size, chunk):
+    implementation: Implementation = "triton" if model.branch_kernels(hidden.shape[-2]) else "xla"
+    chunk = max(1, LOGIT_BYTES // (4 * math.prod(hidden.shape[:-1])))
+
+    def of_chunk(start: int) -> Likeliest:
         logits = model.logits(hidden, slice(start, start + chunk))
-        logits = without_mask(logits, spec.mask_token_id - start)
-        total = jnp.logaddexp(total, jax.nn.logsumexp(logits, axis=-1))
-        ids = jnp.broadcast_to(start + jnp.arange(logits.shape[-1]), logits.shape)
-        found, values = _largest(logits, ids, min(ranks, logits.shape[-1]))
-        # Earlier chunks first: of equal logits the lower id counts, as in an argmax over all.
-        ranked, best = _largest(
-            jnp.concatenate([best, values], axis=-1),
-            jnp.concatenate([ranked, found], axis=-1),
-            min(ranks, best.shape[-1] + values.shape[-1]),
-        )
-    probabilities = jnp.exp(best - total[..., None])
+        count = min(ranks, logits.shape[-1])
+        found = likeliest(logits, spec.mask_token_id - start, count, implementation=implementation)
+        return found._replace(ids=start + found.ids)
+
+    chunks = map(of_chunk, range(0, model.config.vocab_size, chunk))
+    ranked, best, total = functools.reduce(functools.partial(_of_both, ranks=ranks), chunks)
+    probabilities = _shares(best, total)
     return Verdict(ranked[..., 0], probabilities[..., 0], ranked, probabilities)
 
 
-def _largest(
-    values: Float[Array, "*rows candidates"], ids: Int[Array, "*rows candidates"], count: int
-) -> tuple[Int[Array, "*rows count"], Float[Array, "*rows count"]]:
-    """Ids and values of the largest few, in order; passes over the values, since a sort costs a GPU milliseconds."""
-    places = jnp.arange(values.shape[-1])
-    chosen, found = [], []
-    for _ in range(count):
-        place = jnp.argmax(values, axis=-1, keepdims=True)
-        chosen.append(jnp.take_along_axis(ids, place, axis=-1))
-        found.append(jnp.take_along_axis(values, place, axis=-1))
-        values = jnp.where(places == place, -jnp.inf, values)
-    return jnp.concatenate(chosen, axis=-1).astype(jnp.int32), jnp.concatenate(found, axis=-1)
+def _of_both(first: Likeliest, second: Likeliest, ranks: int) -> Likeliest:
+    """Earlier chunks first: of equal logits the lower id counts, as in an argmax over all."""
+    ids = jnp.concatenate([first.ids, second.ids], axis=-1)
+    values = jnp.concatenate([first.values, second.values], axis=-1)
+    places, best = largest(values, min(ranks, values.shape[-1]))
+    total = jnp.logaddexp(first.logsumexp, second.logsumexp)
+    return Likeliest(jnp.take_along_axis(ids, places, axis=-1), best, total)
+
+
+def _shares(best: Float[Array, "*rows ranks"], total: Float[Array, "*rows"]) -> Float[Array, "*rows ranks"]:
+    return jnp.exp(best - total[..., None])

@@ -13,6 +13,7 @@ from pallas_kernels.correction import GUARD, correct_state
 from pallas_kernels.implementation import Implementation
 from pallas_kernels.rows import RowPlan, compact, read_through
 from pallas_kernels.triton.attention import branch_attention
+from pallas_kernels.triton.prefix_attention import in_two_launches, prefix_attention
 from pallas_kernels.triton.projection import rotated_heads
 from specdiff_jax.model.attention import Attention, LayerCache
 from specdiff_jax.model.rotary import RotaryTable
@@ -96,9 +97,11 @@ def _with_kernels(
     )
     heads = rotated_heads(products, bias, index, count, rows.rotary.cos, rows.rotary.sin, rows.visible.shape[1])
     starts = rows.lengths if rows.starts is None else rows.starts
-    mixed, keys, values = branch_attention(
-        heads, slot, *cached, rows.lengths, starts, rows.scale, rows.visible, append=rows.append
-    )
+    of_texts = (*cached, rows.lengths, starts, rows.scale)
+    before = None
+    if in_two_launches(heads, cached[0].shape[2], gathers=plan is not None):
+        before = prefix_attention(heads, index, count, *of_texts, rows.visible.shape[1])
+    mixed, keys, values = branch_attention(heads, slot, *of_texts, rows.visible, before, append=rows.append)
     return BranchMixed(mixed, keys, values, None)
 
 

@@ -13,6 +13,7 @@ from bench.device_profile import device_shares, kernel_family, shares_of
         ("plan_rows", "plan_rows"),
         ("branch_attention_3", "branch_attention"),
         ("decode_attention", "decode_attention"),
+        ("likeliest_parts", "likeliest"),
         ("nvjet_sm90_tst_64x8_64x16_4x1_v_bz_TNT", "products"),
         ("gemm_fusion_dot_12", "products"),
         ("void cutlass::Kernel2<cutlass_80_tensorop>", "products"),

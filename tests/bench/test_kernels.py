@@ -57,7 +57,10 @@ TINY = dataclasses.replace(
 )
 SLOTS, DRAFTS = 4, 2
 ENVIRONMENT = Environment("specdiff bench kernels", "h200", None, "0", "2026-01-01", "aaa")
-FAMILIES = ("normed_rows", "branch_attention", "add_through")
+FAMILIES = ("normed_rows", "branch_attention", "add_through", "likeliest")
+
+READING = ("likeliest", *PRODUCTS)
+"""What has a floor."""
 
 
 @pytest.fixture
@@ -236,10 +239,10 @@ def test_every_row_gets_its_measurement(small, monkeypatch, tmp_path):
     asked = KernelBench(["tiny"], [7], SLOTS, DRAFTS, ["xla", "cublas"])
     asked = sections(asked, Settings(cache_tokens=6, steps=2, repeats=1))
     rows = run_sections("kernels", asked, Settings(), ENVIRONMENT, tmp_path, time_limit=60, on_row=lambda row: None)
-    assert len(rows) == 4 + 5 + 5
+    assert len(rows) == 5 + 5 + 5
     for row in rows:
         assert "error" not in row
-        assert (row["weight_floor_microseconds"] is None) == (row["kernel"] not in PRODUCTS or not row["microseconds"])
+        assert (row["weight_floor_microseconds"] is None) == (row["kernel"] not in READING or not row["microseconds"])
         ran = row["settings"]["implementation"]
         if row["implementation"] == "cublas":
             assert ran == "none: torch has no CUDA here"

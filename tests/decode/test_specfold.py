@@ -222,6 +222,22 @@ def test_capacities(rows: int, buckets: int, expected: tuple[int, ...]) -> None:
     assert capacities_of(rows, buckets) == expected
 
 
+@pytest.mark.parametrize(("sub_block_cache", "width"), [(False, 8), (True, 4)])
+def test_capacities_are_those_that_were_tuned(
+    monkeypatch: pytest.MonkeyPatch, sub_block_cache: bool, width: int
+) -> None:
+    """They are looked up for the rows that a verification has."""
+
+    def lookup(*asked: object) -> None:
+        raise LookupError(*asked)
+
+    monkeypatch.setattr(spiffy, "capacities_for", lookup)
+    method = SpecFold(RICH, budget=2, sub_block=4, sub_block_cache=sub_block_cache, buckets=3)
+    with pytest.raises(LookupError) as caught:
+        decode(FAST_DLLM, method)
+    assert caught.value.args == (diffusion_model(FAST_DLLM), len(PROMPTS), 3 * width, 3)
+
+
 @pytest.mark.parametrize("change", [{"delta": float("nan")}, {"buckets": 0}, {"attention": "correction"}])
 def test_settings_out_of_range_are_refused(change: dict[str, float | str]) -> None:
     with pytest.raises(InputError, match=next(iter(change))):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from random_decoder import random_decoder, small_config
+from random_decoder import RandomDecoder, random_decoder, small_config
 
+from pallas_kernels.triton import likeliest as triton
 from specdiff_jax.block_spec import BlockSpec, block_spec
 from specdiff_jax.decode import verdict
 from specdiff_jax.decode.sampling import Sampling, sampling
@@ -25,10 +28,12 @@ def spec_of(mask: int, family: str = "fast_dllm_v2") -> BlockSpec:
     return block_spec(small_config(family=family, block_size=SLOTS, mask_token_id=mask))
 
 
-def whole_numbers() -> tuple[Decoder, np.ndarray, np.ndarray]:
+def whole_numbers(
+    rebuilt: Callable[[RandomDecoder], RandomDecoder] = lambda decoder: decoder,
+) -> tuple[Decoder, np.ndarray, np.ndarray]:
     """A decoder and hidden states whose logits are whole numbers, so exact, and often equal; and those logits."""
     generator = np.random.default_rng(0)
-    decoder = random_decoder(small_config())
+    decoder = rebuilt(random_decoder(small_config()))
     head = generator.integers(-1, 2, (VOCABULARY, decoder.config.hidden_size)).astype(np.float32)
     hidden = generator.integers(-1, 2, (BATCH, SLOTS, decoder.config.hidden_size)).astype(np.float32)
     params = jax.tree.map(lambda leaf: leaf, decoder.params)
@@ -85,6 +90,34 @@ def test_judge_greedily_equals_numpy_in_pieces(
     monkeypatch.setattr(verdict, "LOGIT_BYTES", chunk * ROW_BYTES)
     decoder, hidden, logits = whole_numbers()
     expect_greedy(judge_greedily(decoder, hidden, mask, ranks), logits, mask, ranks)
+
+
+@pytest.mark.parametrize(("mask", "chunk", "ranks"), [(17, 100, 3), (39, 13, 2)])
+def test_through_kernels_equals_numpy(
+    mask: int,
+    chunk: int,
+    ranks: int,
+    with_kernels: Callable[[RandomDecoder], RandomDecoder],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(verdict, "LOGIT_BYTES", chunk * ROW_BYTES)
+    sizes = count_calls(monkeypatch)
+    decoder, hidden, logits = whole_numbers(with_kernels)
+    expect_greedy(judge_greedily(decoder, hidden, mask, ranks), logits, mask, ranks)
+    assert sum(sizes) == logits.size
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many logits each call of the kernel reads, a call after the other."""
+    sizes: list[int] = []
+    kernel = triton.likeliest
+
+    def counted(logits: jax.Array, banned: int, ranks: int) -> tuple[jax.Array, ...]:
+        sizes.append(logits.size)
+        return kernel(logits, banned, ranks)
+
+    monkeypatch.setattr(triton, "likeliest", counted)
+    return sizes
 
 
 def test_branches_are_judged_like_rows() -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple, get_args
+from unittest import mock
 
 import folded_oracle
 import jax
@@ -24,12 +25,16 @@ from pallas_kernels.attention import SoftmaxState, block_state, merge, prefix_st
 from pallas_kernels.correction import Correction, correct_state
 from pallas_kernels.feed_forward import add_through
 from pallas_kernels.implementation import Implementation
+from pallas_kernels.likeliest import likeliest
 from pallas_kernels.projection import normed_rows
 from pallas_kernels.rows import BY_RESIDUAL, FORCED, IDLE, RowPlan, plan_rows
 from pallas_kernels.triton import launch
-from pallas_kernels.triton.attention import Tiles, branch_attention
+from pallas_kernels.triton.attention import Tiles
+from pallas_kernels.triton.attention import branch_attention as in_one_launch
+from pallas_kernels.triton.likeliest import PART
 from pallas_kernels.triton.projection import rotated_heads
-from specdiff_jax.model.branch_attention import BranchRows, attend_branches
+from specdiff_jax.model import branch_attention
+from specdiff_jax.model.branch_attention import BranchRows
 from specdiff_jax.model.rotary import RotaryTable
 
 EPS = 0.1
@@ -189,6 +194,8 @@ added = jax.jit(add_through, static_argnames="implementation")
 true_added = jax.jit(reference.add_through)
 rotated = jax.jit(rotated_heads, static_argnums=6)
 true_rotated = jax.jit(reference.rotated_heads, static_argnums=5)
+found_likeliest = jax.jit(likeliest, static_argnames=("banned", "ranks", "implementation"))
+true_likeliest = jax.jit(reference.likeliest, static_argnums=(1, 2))
 
 
 class Texts(NamedTuple):
@@ -242,7 +249,7 @@ def random_texts(sizes: Sizes, *, length: int | None = None, inside: bool = Fals
     )
 
 
-@partial(jax.jit, static_argnames=("sizes", "implementation", "behind", "append"))
+@partial(jax.jit, static_argnames=("sizes", "implementation", "behind", "append", "launches"))
 def attend(
     heads: jax.Array,
     bias: jax.Array | None,
@@ -253,6 +260,7 @@ def attend(
     implementation: Implementation,
     behind: bool = False,
     append: bool = False,
+    launches: int = 1,
 ) -> tuple[jax.Array, ...]:
     """A layer's attention to heads in compact places, which have no position yet."""
     attention = PlainAttention(sizes.kv_heads, sizes.group, sizes.head_dim, bias)
@@ -268,7 +276,10 @@ def attend(
         append=append,
     )
     flat = heads.reshape(*heads.shape[:2], -1)
-    return attend_branches(attention, flat, (texts.keys, texts.values), rows, plan, correct=False)[:3]
+    with mock.patch.object(branch_attention, "in_two_launches", return_value=launches == 2):
+        return branch_attention.attend_branches(attention, flat, (texts.keys, texts.values), rows, plan, correct=False)[
+            :3
+        ]
 
 
 @partial(jax.jit, static_argnames=("branches", "append"))
@@ -295,7 +306,13 @@ def random_heads(sizes: Sizes) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def check_attention(
-    implementation: Implementation, sizes: Sizes, count: int, texts: Texts, *, behind: bool = False
+    implementation: Implementation,
+    sizes: Sizes,
+    count: int,
+    texts: Texts,
+    *,
+    behind: bool = False,
+    launches: int = 1,
 ) -> None:
     """Of folded rows; or dense, with a count of 0. `behind` leaves out where the branches start."""
     groups = sizes.groups(implementation)
@@ -306,7 +323,9 @@ def check_attention(
         plan, source = forests.plan(groups), forests.plan(1).source.reshape(texts.visible.shape)
         _, heads = in_places(sizes, heads, plan)
     spoilt = texts.spoilt(GARBAGE if implementation == "xla" else np.nan)  # XLA multiplies what is not seen by 0
-    found = attend(heads, bias, spoilt, plan, sizes=sizes, implementation=implementation, behind=behind)
+    found = attend(
+        heads, bias, spoilt, plan, sizes=sizes, implementation=implementation, behind=behind, launches=launches
+    )
     expected = true_attention(own, bias, texts, source, branches=sizes.branches)
     for ours, truth in zip(found, expected, strict=True):
         assert_agrees(sizes, ours, truth)
@@ -323,6 +342,23 @@ def ancestor_state(tables: jax.Array, texts: Texts, source: jax.Array, seen: jax
     state = merge(before, block_state(queries, keys, values, seen))
     of_source = jax.vmap(lambda part, branch: part[branch, jnp.arange(branch.shape[1])])
     return SoftmaxState(*(of_source(part, source) for part in state))
+
+
+FAVOURITE = 5
+
+
+def random_logits(rows: int, vocab: int) -> np.ndarray:
+    """In turn rows with one logit far above the rest, with ties all over, with many at minus infinity, with their best
+    at the end, and of one number alone.
+    """
+    generator = np.random.default_rng(vocab)
+    logits = 4 * generator.standard_normal((rows, vocab), np.float32)
+    logits[0::5, FAVOURITE] = 100
+    logits[1::5] = np.round(logits[1::5] / 4)
+    logits[2::5][generator.random(logits[2::5].shape) < 0.5] = -np.inf
+    logits[3::5, -3:] = 30
+    logits[4::5] = -70
+    return logits
 
 
 class TestOps:
@@ -410,6 +446,42 @@ class TestOps:
         else:
             assert residual is None
 
+    @each_implementation
+    @pytest.mark.parametrize(
+        ("rows", "vocab", "banned", "ranks"),
+        [
+            (5, 40, 39, 3),
+            (1, PART, FAVOURITE, 1),
+            (4, PART + 1, -1, 2),
+            (5, 2 * PART + 77, 2 * PART + 77, 4),
+            (5, 2 * PART + 77, 2 * PART + 75, 4),
+            *(
+                pytest.param(rows, vocab, 100, 2, marks=pytest.mark.gpu)
+                for rows in (32, 288)
+                for vocab in (131072, 151936)
+            ),
+        ],
+    )
+    def test_likeliest(self, implementation: Implementation, rows: int, vocab: int, banned: int, ranks: int) -> None:
+        """Exactly those tokens and logits, also of several parts of the vocabulary."""
+        logits = random_logits(rows, vocab)
+        found = found_likeliest(logits, banned=banned, ranks=ranks, implementation=implementation)
+        expected = true_likeliest(logits, banned, ranks)
+        np.testing.assert_array_equal(found.ids, expected.ids)
+        np.testing.assert_array_equal(found.values, expected.values)
+        np.testing.assert_allclose(found.logsumexp, expected.logsumexp, rtol=1e-6)
+        assert found.ids.dtype == jnp.int32
+
+    @each_implementation
+    def test_likeliest_of_too_few(self, implementation: Implementation) -> None:
+        """Ranks that no logit is left for have minus infinity, and a token of the vocabulary."""
+        logits = np.full((2, 3, 40), -np.inf, np.float32)
+        logits[:, :, 7] = 2
+        found = found_likeliest(logits, banned=1, ranks=3, implementation=implementation)
+        np.testing.assert_array_equal(found.ids, np.broadcast_to([7, 0, 0], (2, 3, 3)))
+        np.testing.assert_array_equal(found.values, np.broadcast_to([2, -np.inf, -np.inf], (2, 3, 3)))
+        np.testing.assert_array_equal(found.logsumexp, np.full((2, 3), 2))
+
     @each([SMALL, ODD[0]], FULL)
     def test_rotated_heads(self, sizes: Sizes, count: int) -> None:
         """Places behind the last one may hold anything."""
@@ -439,24 +511,40 @@ class TestOps:
     def test_prefixes_at_the_borders_of_tiles(self, implementation: Implementation, length: int, inside: bool) -> None:
         check_attention(implementation, ODD[1], 9, random_texts(ODD[1], length=length, inside=inside))
 
+    @each([SMALL, ODD[1]], FULL, slow=[BFLOAT16, ODD[0], *ODD[2:]])
+    def test_attention_in_two_launches(self, sizes: Sizes, count: int) -> None:
+        """The cache before the own branch, with split keys; places of several texts side by side."""
+        check_attention("triton", sizes, count, random_texts(sizes, inside=True), launches=2)
+
+    @pytest.mark.parametrize("length", [0, 1, 64, 65, 129])
+    def test_splits_without_keys(self, length: int) -> None:
+        check_attention("triton", ODD[1], 9, random_texts(ODD[1], length=length), launches=2)
+
+    @each_dense([SMALL, ODD[1]], FULL)
+    def test_attention_of_all_rows_in_two_launches(self, sizes: Sizes) -> None:
+        check_attention("triton", sizes, 0, random_texts(sizes), behind=True, launches=2)
+
     @pytest.mark.parametrize("tiles", [Tiles(64, 16), pytest.param(Tiles(32, 128), marks=pytest.mark.slow)], ids=str)
     def test_tiles_of_attention(self, tiles: Tiles) -> None:
         """Queries of several slots in a program, and a last one with too few."""
         sizes = replace(SMALL, branches=2, slots=24, group=3)
         texts, (own, _) = random_texts(sizes, inside=True), random_heads(sizes)
         given = (own, None, texts.keys, texts.values, texts.lengths, texts.starts, texts.scale, texts.visible)
-        found = jax.jit(partial(branch_attention, tiles=tiles))(*given)
+        found = jax.jit(partial(in_one_launch, tiles=tiles))(*given)
         for ours, truth in zip(found, jax.jit(reference.branch_attention)(*given), strict=True):
             assert_agrees(sizes, ours, truth)
 
+    @pytest.mark.parametrize("launches", [1, 2])
     @pytest.mark.parametrize("inside", [False, True], ids=["behind", "inside"])
     @each_dense([replace(SMALL, batch=3, branches=1, slots=8)], [replace(sizes, branches=1) for sizes in FULL])
-    def test_append(self, sizes: Sizes, inside: bool) -> None:
+    def test_append(self, sizes: Sizes, inside: bool, launches: int) -> None:
         """The only branch is written to the cache, and nothing else there changes."""
         texts = random_texts(sizes, inside=inside)
         own, bias = random_heads(sizes)
         before = texts.spoilt()
-        found = attend(own[None], bias, before, None, sizes=sizes, implementation="triton", append=True)
+        found = attend(
+            own[None], bias, before, None, sizes=sizes, implementation="triton", append=True, launches=launches
+        )
         expected = true_attention(own, bias, texts, None, branches=1, append=True)
         (mixed, *written), (true_mixed, *true_written) = found, expected
         assert_agrees(sizes, mixed, true_mixed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
@@ -16,8 +17,8 @@ from specdiff_jax.model import Decoder
 
 @pytest.fixture
 def with_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[RandomDecoder], RandomDecoder]:
-    """The same decoder with kernels, which are interpreted, and take float32."""
-    monkeypatch.setattr(launch, "INTERPRET", True)
+    """The same decoder with kernels, which take float32, and are interpreted where there is no GPU."""
+    monkeypatch.setattr(launch, "INTERPRET", jax.default_backend() != "gpu")
     monkeypatch.setattr(attention, "supports", lambda *_: True)
 
     def build(model: RandomDecoder) -> RandomDecoder:
