@@ -12,12 +12,12 @@ import jax.numpy as jnp
 
 from bench.device_profile import device_shares
 from bench.measure import seconds_of, time_step
-from bench.target import branch_implementation, cache_bytes, filled_cache, weight_bytes
+from bench.target import cache_bytes, filled_cache, weight_bytes
 from pallas_kernels.implementation import Implementation
 from specdiff_jax.block_spec import BlockSpec, block_spec
 from specdiff_jax.decode.block_diffusion import rows_of_slots
 from specdiff_jax.decode.folding import capacities_for, capacities_of
-from specdiff_jax.decode.programs import compile_once
+from specdiff_jax.decode.programs import branch_implementation, compile_once, verification_options
 from specdiff_jax.decode.verdict import judge_greedily
 from specdiff_jax.geometries import geometry
 from specdiff_jax.loading import random_model
@@ -141,7 +141,10 @@ def measure(
             capacities = capacities_for(model, 1, (1 + branches) * rows, buckets)
             folds = dataclasses.replace(folds, capacities=capacities)
         given = (folds,)
-    program = compile_once(model, "bench forwards", step, cache, tokens, jnp.int32(0), *given, donate=(0,))
+    options = verification_options(model) if branches else None
+    program = compile_once(
+        model, "bench forwards", step, cache, tokens, jnp.int32(0), *given, donate=(0,), options=options
+    )
 
     def elapsed(count: int) -> float:
         nonlocal cache

@@ -25,12 +25,6 @@ def implementation(model: Model) -> Implementation:
     return "triton" if decoder.layers[0].attention.decode_kernel else "xla"
 
 
-def branch_implementation(model: Model) -> Implementation:
-    """What runs around the products in a forward of blocks and branches."""
-    decoder = nnx.merge(model.graphdef, model.params)
-    return "triton" if decoder.layers[0].attention.branch_kernels else "xla"
-
-
 def weight_bytes(model: Model, rows: int) -> int:
     """Bytes of weights that one device reads in a forward of `rows` tokens.
 

@@ -19,6 +19,7 @@ from pallas_kernels.triton import launch
 from pallas_kernels.triton.attention import Tiles, default_tiles
 from pallas_kernels.tuned_data import AttentionShape
 from specdiff_jax.config import ModelConfig
+from specdiff_jax.decode.programs import CUBLAS
 from specdiff_jax.geometries import geometry
 
 TUNED_PRODUCTS = ("qkv", "gate_up", "down")
@@ -97,7 +98,8 @@ def _compiling(pool: ThreadPoolExecutor, work: Repeated) -> Compiling:
 
 
 def _compiled(work: Repeated) -> jax.stages.Compiled:
-    return lower(work).compile()
+    """As programs that verify drafts are."""
+    return lower(work).compile(CUBLAS)
 
 
 def _tiles_timed(tiles: Tiles, call: Compiling, steps: int, repeats: int, *, may_fail: bool) -> dict[str, Any]:

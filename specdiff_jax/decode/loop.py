@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,7 @@ def run_loop(
     requests: Requests,
     *arguments: Any,
     on_tokens: OnTokens | None = None,
+    options: Mapping[str, str | bool] | None = None,
 ) -> tuple[Any, float]:
     """Decode one batch.
 
@@ -90,6 +91,7 @@ def run_loop(
         requests: the batch.
         arguments: arrays, or trees of them, for both.
         on_tokens: looked in every few steps.
+        options: of the compiler.
 
     Returns:
         the state at the end, and the seconds that it took without compilation.
@@ -108,6 +110,7 @@ def run_loop(
         *arguments,
         donate=(0,),
         out_shardings=jax.tree.map(lambda leaf: leaf.sharding, state_shapes),
+        options=options,
     )
     began = time.perf_counter()
     state: Any = first(model.params, requests, *arguments)

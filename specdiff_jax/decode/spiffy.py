@@ -36,6 +36,7 @@ from specdiff_jax.decode.drafting import Drafts, GraphTables, draft, graph_table
 from specdiff_jax.decode.folding import FoldSettings, Outlook, capacities_for, no_outlook
 from specdiff_jax.decode.loop import BatchResult, OnTokens, run_loop, while_undone
 from specdiff_jax.decode.methods import SpecFold, Spiffy, denoising_spec
+from specdiff_jax.decode.programs import verification_options
 from specdiff_jax.decode.requests import Requests, power_of_two
 from specdiff_jax.decode.verdict import Verdict, judge
 from specdiff_jax.decode.verification import Branches, Evaluated, Plan, evaluate
@@ -356,7 +357,8 @@ def run(
     attention = folds.attention if folds else None
     key = ("spiffy", sizes, spec, budget, adopt, serial, room, capacities, attention, method.sub_block_cache)
     settings = jnp.float32(method.threshold), tables, jnp.float32(folds.delta if folds else 0)
-    state, seconds = run_loop(model, key, start, go_on, requests, *settings, on_tokens=on_tokens)
+    options = verification_options(model)
+    state, seconds = run_loop(model, key, start, go_on, requests, *settings, on_tokens=on_tokens, options=options)
     return BatchResult(
         tokens=np.asarray(state.generated),
         counts=np.asarray(state.counts),

@@ -14,9 +14,10 @@ import bench.forward_step
 from bench.forward import ForwardBench, sections
 from bench.forward_step import forwards, measure, prescribed, verifications
 from bench.run import Settings
-from bench.target import branch_implementation, filled_cache
+from bench.target import filled_cache
 from specdiff_jax.block_spec import block_spec
 from specdiff_jax.config import parse_config
+from specdiff_jax.decode.programs import branch_implementation
 from specdiff_jax.loading import random_model
 
 ROW_KEYS = [

@@ -28,10 +28,10 @@ import pytest
 
 import specdiff_jax as sd
 from bench.flips import flips
-from bench.target import branch_implementation
 from bench.tasks import mixed_problems, score
 from pallas_kernels.implementation import Implementation
 from specdiff_jax.cli.methods import MethodFlags, MethodName, build_method
+from specdiff_jax.decode.programs import branch_implementation
 
 PROBLEMS, BATCH, LIMIT = 20, 20, 256
 """Of each of five tasks; side by side; most new tokens."""
