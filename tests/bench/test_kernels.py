@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -12,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from tiny_geometry import TINY
 
 import bench.cublas
 import bench.cublas_graph
@@ -29,32 +29,9 @@ from bench.row_kernels import LayerRun, row_kernels
 from bench.run import Settings, run_sections
 from pallas_kernels.contraction import contract
 from pallas_kernels.triton import launch
-from specdiff_jax.config import parse_config
 from specdiff_jax.errors import InputError
 from specdiff_jax.geometries import geometry
 
-TINY = dataclasses.replace(
-    parse_config(
-        {
-            "architectures": ["Qwen2ForCausalLM"],
-            "vocab_size": 97,
-            "hidden_size": 48,
-            "intermediate_size": 40,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "max_position_embeddings": 64,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": False,
-        },
-        "tiny",
-    ),
-    family="nemotron_labs_diffusion",
-    block_size=4,
-    mask_token_id=96,
-)
 SLOTS, DRAFTS = 4, 2
 ENVIRONMENT = Environment("specdiff bench kernels", "h200", None, "0", "2026-01-01", "aaa")
 FAMILIES = ("normed_rows", "branch_attention", "add_through", "likeliest")

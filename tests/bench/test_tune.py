@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_geometry import TINY
 
 import bench.products
 import bench.repeated
@@ -30,32 +31,9 @@ from pallas_kernels.triton import launch
 from pallas_kernels.triton.attention import Tiles
 from pallas_kernels.tuned_data import AttentionShape, LayerShape, read_tuned
 from specdiff_jax.cli import main
-from specdiff_jax.config import parse_config
 from specdiff_jax.errors import InputError
 from specdiff_jax.geometries import geometry
 
-TINY = dataclasses.replace(
-    parse_config(
-        {
-            "architectures": ["Qwen2ForCausalLM"],
-            "vocab_size": 97,
-            "hidden_size": 48,
-            "intermediate_size": 40,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "max_position_embeddings": 64,
-            "rms_norm_eps": 1e-6,
-            "rope_theta": 10000.0,
-            "tie_word_embeddings": False,
-        },
-        "tiny",
-    ),
-    family="nemotron_labs_diffusion",
-    block_size=4,
-    mask_token_id=96,
-)
 ENVIRONMENT = Environment("specdiff bench tune", "h200", "1.2", "0", "2026-01-01", "aaa")
 SETTINGS = Settings(cache_tokens=6, steps=1, repeats=1)
 SHAPE, OTHER = AttentionShape(3, 2, 4, 2, 32), AttentionShape(1, 2, 4, 2, 32)
