@@ -47,18 +47,24 @@ def attend(
     keys: Float[Array, "batch kv_heads capacity head_dim"],
     values: Float[Array, "batch kv_heads capacity head_dim"],
     visible: Visible,
+    sinks: Float[Array, "kv_heads group"] | None = None,
 ) -> Float[Array, "batch rows kv_heads group head_dim"]:
     """Softmax attention in which row i sees the first `visible[i]` keys, or those that its pattern names; scores and
     softmax in float32.
 
     One number a row is enough for every pattern of decoding: causal (position + 1), block-causal (end of the row's
-    block) and bidirectional inside a block (length + block).
+    block) and bidirectional inside a block (length + block). `sinks` are logits that take part in each head's softmax
+    and bring no value.
     """
     scores = contract("bskgd,bktd->bksgt", queries, keys, jnp.float32) * queries.shape[-1] ** -0.5
     if visible.ndim == 2:
         visible = jnp.arange(keys.shape[2]) < visible[:, :, None]
     seen = visible[:, None, :, None, :]
-    weights = jax.nn.softmax(jnp.where(seen, scores, -jnp.inf), axis=-1)
+    scores = jnp.where(seen, scores, -jnp.inf)
+    if sinks is not None:
+        sink = jnp.broadcast_to(sinks.astype(jnp.float32)[:, None, :, None], (*scores.shape[:-1], 1))
+        scores = jnp.concatenate([scores, sink], axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : keys.shape[2]]
     return contract("bksgt,bktd->bskgd", weights.astype(values.dtype), values)
 
 

@@ -37,8 +37,12 @@ def rotary_table(config: RotaryConfig, positions: Int[Array, "batch rows"]) -> R
 
 
 def rotate(x: Float[Array, "batch rows *heads size"], table: RotaryTable) -> Float[Array, "batch rows *heads size"]:
-    """Rotate each pair (x[i], x[i + size/2]) by its angle; computed in float32, returned in the input's dtype."""
+    """Rotate each pair (x[i], x[i + half]) of the first 2 half numbers by its angle; the rest, if any, stays.
+
+    Computed in float32, returned in the input's dtype.
+    """
     extra = tuple(range(2, x.ndim - 1))
     cos, sin = jnp.expand_dims(table.cos, extra), jnp.expand_dims(table.sin, extra)
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1).astype(x.dtype)
+    half = table.cos.shape[-1]
+    first, second, rest = jnp.split(x.astype(jnp.float32), (half, 2 * half), axis=-1)
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], axis=-1).astype(x.dtype)
