@@ -21,6 +21,7 @@ from specdiff_jax.train.objectives import Objective, fast_dllm_v2, nemotron, nex
 from specdiff_jax.train.plot import plot_loss
 from specdiff_jax.train.prepare import prepare
 from specdiff_jax.train.prepared import Prepared, read_prepared, write_prepared
+from specdiff_jax.train.programs import make_loss
 from specdiff_jax.train.recipe import NEXT_TOKEN, FreshModel, ObjectiveSettings, Recipe, check_same
 from specdiff_jax.train.shards import Draw
 
@@ -70,9 +71,8 @@ def run(recipe: Recipe, out: Path, *, draw: Draw, resume: bool = False, note: Ca
     graphdef, _ = abstract_decoder(config, recipe.loop.dtype, None)
     objective = _objective(recipe.objective, config)
     initial = _initial_params(recipe, config)
-    trained = train(
-        recipe.loop, recipe.optimizer, graphdef, initial, prepared.texts, objective, out, prepared.validation
-    )
+    loss = make_loss(graphdef, initial, objective, recipe.loop.dtype)
+    trained = train(recipe.loop, recipe.optimizer, loss, initial, prepared.texts, out, prepared.validation)
     _plot(out, note)
     save(
         trained,
