@@ -78,10 +78,14 @@ def fill_blocks(
         queries, keys, values = layer.heads(
             context.rows if injected else layer.attention_norm(context.rows), context_rotary
         )
-        mixed = _attend_blocks(layer, layer.heads(layer.attention_norm(x), block_rotary), keys, values, context, blocks, flash)
+        mixed = _attend_blocks(
+            layer, layer.heads(layer.attention_norm(x), block_rotary), keys, values, context, blocks, flash
+        )
         if not injected:
             seen = _causal_pattern(context, layer.sees.window)
-            context = context._replace(rows=layer.finish(context.rows, _attend(layer, queries, keys, values, seen, flash)))
+            context = context._replace(
+                rows=layer.finish(context.rows, _attend(layer, queries, keys, values, seen, flash))
+            )
         x = layer.finish(x, mixed)
     return drafter.norm(x).reshape(embedded.shape)
 
@@ -130,7 +134,9 @@ def _attend_blocks(
         seen = _block_pattern(layer.sees, context, _Blocks(*place))
         return _attend(layer, merged, known, mixable, seen, flash).reshape(queries.shape)
 
-    by_block = [array.reshape(batch, -1, slots, *array.shape[2:]) for array in (queries, *map(_rows_first, (keys, values)))]
+    by_block = [
+        array.reshape(batch, -1, slots, *array.shape[2:]) for array in (queries, *map(_rows_first, (keys, values)))
+    ]
     mixed = by_chunks(chunk, (*by_block, *blocks), max(1, _CHUNK_QUERIES // slots))
     return mixed.reshape(queries.shape)
 
@@ -155,9 +161,7 @@ def _causal_pattern(context: PackedContext, window: int | None) -> Bool[Array, "
     return same_text & jnp.tri(width, dtype=bool) & _near(context.positions, context.positions, window)
 
 
-def _block_pattern(
-    sees: DraftAttention, context: PackedContext, blocks: _Blocks
-) -> Bool[Array, "batch rows keys"]:
+def _block_pattern(sees: DraftAttention, context: PackedContext, blocks: _Blocks) -> Bool[Array, "batch rows keys"]:
     """Which keys each row of some blocks sees: the context's first, then those of the blocks."""
     batch, count, slots = blocks.places.shape
     rows = blocks.places.reshape(batch, -1)

@@ -29,9 +29,7 @@ _OTHER_GAMMA = 1 / 2.3  # of the block size: about what the published ones are
 _LOGITS = 1 << 27
 """Logits that are held at once, each four bytes."""
 
-DrafterObjective: TypeAlias = Callable[
-    [BlockDrafter, Decoder, Batch, Key[Array, ""]], tuple[Float[Array, ""], Metrics]
-]
+DrafterObjective: TypeAlias = Callable[[BlockDrafter, Decoder, Batch, Key[Array, ""]], tuple[Float[Array, ""], Metrics]]
 
 
 @dataclass(frozen=True)
@@ -72,9 +70,7 @@ def make_drafter_loss(
         dtype: of the drafter's weights and activations; the target's are given in theirs.
     """
 
-    def loss(
-        params: Params, frozen: nnx.State, batch: Batch, key: Key[Array, ""]
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(params: Params, frozen: nnx.State, batch: Batch, key: Key[Array, ""]) -> tuple[Float[Array, ""], Metrics]:
         computed = {name: array.astype(dtype) for name, array in params.items()}
         drafter = nnx.merge(graphdef, with_arrays(abstract, computed))
         return objective(drafter, nnx.merge(target, frozen), batch, key)

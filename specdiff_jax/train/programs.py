@@ -55,9 +55,7 @@ def make_loss(graphdef: nnx.GraphDef, abstract: nnx.State, objective: Objective,
         dtype: of weights and activations.
     """
 
-    def loss(
-        params: Params, frozen: nnx.State, batch: Batch, key: Key[Array, ""]
-    ) -> tuple[Float[Array, ""], Metrics]:
+    def loss(params: Params, frozen: nnx.State, batch: Batch, key: Key[Array, ""]) -> tuple[Float[Array, ""], Metrics]:
         del frozen
         computed = {name: array.astype(dtype) for name, array in params.items()}
         return objective(nnx.merge(graphdef, with_arrays(abstract, computed)), batch, key)

@@ -137,7 +137,9 @@ def test_no_scores_of_all_blocks_exist() -> None:
     count = 400
     anchors, embedded = jnp.zeros((1, count), jnp.int32), jnp.zeros((1, count, BLOCK, config.backbone.hidden_size))
     context = PackedContext(
-        jnp.zeros((1, WIDTH, config.backbone.hidden_size)), jnp.zeros((1, WIDTH), jnp.int32), jnp.ones((1, WIDTH), jnp.int32)
+        jnp.zeros((1, WIDTH, config.backbone.hidden_size)),
+        jnp.zeros((1, WIDTH), jnp.int32),
+        jnp.ones((1, WIDTH), jnp.int32),
     )
 
     def loss(params: nnx.State) -> jax.Array:
