@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from specdiff_jax.cli.compilation import keep_compiled_programs
 from specdiff_jax.cli.options import PROMPTS_FILE, ChatFlag, DtypeFlag, MaxNewTokensFlag, ModelFlag
 from specdiff_jax.cli.output import JsonFlag, print_json
+from specdiff_jax.cli.train import draw_problems
+from specdiff_jax.errors import InputError
+
+if TYPE_CHECKING:
+    from specdiff_jax.prompts import PromptEntry
 
 
 def regenerate(
     model: ModelFlag,
-    prompts: Annotated[Path, PROMPTS_FILE],
     out: Annotated[Path, typer.Option(metavar="DIR", help="The folder of the answers; one that was begun goes on.")],
+    prompts: Annotated[Path | None, PROMPTS_FILE] = None,
+    problems: Annotated[
+        int | None,
+        typer.Option(min=1, help="In place of a file: training problems of each generated task."),
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered side by side.")] = 1,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
@@ -28,9 +37,7 @@ def regenerate(
     as_json: JsonFlag = False,
 ) -> None:
     """Let an autoregressive model answer prompts and keep the token ids: what `train drafter` learns from."""
-    from specdiff_jax.prompts import read_prompts
-
-    entries = read_prompts(prompts)
+    entries = _entries(prompts, problems)
     keep_compiled_programs()
 
     from rich.console import Console
@@ -57,3 +64,13 @@ def regenerate(
         print_json({"files": [str(file) for file in files], "prompts": len(entries), "samples": samples})
     else:
         print(*files, sep="\n")
+
+
+def _entries(prompts: Path | None, problems: int | None) -> list[PromptEntry]:
+    from specdiff_jax.prompts import PromptEntry, read_prompts
+
+    if prompts is not None and problems is None:
+        return read_prompts(prompts)
+    if prompts is None and problems is not None:
+        return [PromptEntry(prompt) for prompt, _ in draw_problems(0, problems)]
+    raise InputError("give either --prompts FILE.jsonl or --problems N")

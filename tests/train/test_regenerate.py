@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -74,14 +75,12 @@ def test_a_stopped_call_goes_on(model: Model, tmp_path: Path, monkeypatch: pytes
         regenerate(model, ENTRIES[1:], tmp_path / "out", SETTINGS)
 
     answered: list[int] = []
-    generate = module.generate
-    monkeypatch.setattr(
-        module,
-        "generate",
-        lambda model, prompts, *rest, **flags: (
-            answered.append(len(prompts)) or generate(model, prompts, *rest, **flags)
-        ),
-    )
+
+    def counted(model: Model, prompts: Sequence[Sequence[int]], *rest: Any, **flags: Any) -> list[sd.Generation]:
+        answered.append(len(prompts))
+        return sd.generate(model, prompts, *rest, **flags)
+
+    monkeypatch.setattr(module, "generate", counted)
     files = regenerate(model, ENTRIES, tmp_path / "out", SETTINGS)
     assert answered == [2]
     for found, expected in zip(arrays(files), arrays(whole), strict=True):
