@@ -95,7 +95,8 @@ def _with_kernels(
     index, count, slot = (
         (None,) * 3 if plan is None else (plan.index[0], plan.count, plan.slot.reshape(rows.visible.shape))
     )
-    heads = rotated_heads(products, bias, index, count, rows.rotary.cos, rows.rotary.sin, rows.visible.shape[1])
+    angles = (rows.rotary.cos, rows.rotary.sin)
+    heads = rotated_heads(products, bias, index, count, *angles, rows.visible.shape[1], attention.head_norm)
     starts = rows.lengths if rows.starts is None else rows.starts
     of_texts = (*cached, rows.lengths, starts, rows.scale)
     before = None
