@@ -149,6 +149,11 @@ class Attention(nnx.Module):
         return self.project_out(mixed), cached
 
     @property
+    def bias_of_heads(self) -> Float[Array, "kv_heads group_key_value head_dim"] | None:
+        """The bias of queries, keys and values, as they stand in `products`."""
+        return None if self.qkv_bias is None else self.qkv_bias[...].reshape(self.per_kv_head)
+
+    @property
     def head_norm(self) -> HeadNorm | None:
         """The norm of queries and keys, as kernels take it."""
         norm = self.qk_norm
@@ -165,8 +170,8 @@ class Attention(nnx.Module):
         self, x: Float[Array, "batch rows hidden"]
     ) -> Float[Array, "batch rows kv_heads group_key_value head_dim"]:
         """For each key/value head its group of queries, its key and its value, without position."""
-        projected = self.products(x)
-        return projected if self.qkv_bias is None else projected + self.qkv_bias[...].reshape(self.per_kv_head)
+        projected, bias = self.products(x), self.bias_of_heads
+        return projected if bias is None else projected + bias
 
     def products(
         self, x: Float[Array, "batch rows hidden"]
