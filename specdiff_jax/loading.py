@@ -21,7 +21,7 @@ from pallas_kernels.implementation import IMPLEMENTATIONS, Implementation, defau
 from specdiff_jax.config import ModelConfig, parse_config, read_stop_ids
 from specdiff_jax.errors import InputError
 from specdiff_jax.model import Decoder
-from specdiff_jax.parallel import check_parallel, make_mesh, shard_abstract
+from specdiff_jax.parallel import check_parallel, make_mesh, place_abstract, shard_abstract
 from specdiff_jax.text import TextTokenizer
 
 DTYPES = ("bfloat16", "float32")
@@ -141,8 +141,7 @@ def convert_checkpoint(source: str | Path, destination: Path, dtype: str | None 
     checkpoint = open_checkpoint(resolve(str(source)))
     config = parse_config(checkpoint.config, checkpoint.config_location)
     _, abstract = abstract_decoder(config, dtype or checkpoint.dtype, None)
-    host = SingleDeviceSharding(_host_device())
-    on_host = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=host), abstract)
+    on_host = place_abstract(abstract, SingleDeviceSharding(_host_device()))
     save(
         _read_params(checkpoint, config, on_host),
         destination,
@@ -163,16 +162,25 @@ def abstract_decoder(
     Raises:
         InputError: the dtype isn't supported, or the model can't be split over the mesh.
     """
-    if dtype not in DTYPES:
-        raise InputError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
+    check_dtype(dtype)
     implementation = implementation or default_implementation(1 if mesh is None else mesh.size)
     graphdef, abstract = nnx.split(
-        nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=_OneKey(), implementation=implementation))
+        nnx.eval_shape(lambda: Decoder(config, dtype=dtype, rngs=OneKey(), implementation=implementation))
     )
     if mesh is None:
         return graphdef, abstract
     check_parallel(config, mesh)
     return graphdef, shard_abstract(abstract, mesh)
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuse what weights can't be loaded in.
+
+    Raises:
+        InputError: it is none of `DTYPES`.
+    """
+    if dtype not in DTYPES:
+        raise InputError(f"dtype {dtype!r} is none of {', '.join(DTYPES)}")
 
 
 def _check_runs(implementation: str, devices: int) -> None:
@@ -182,7 +190,7 @@ def _check_runs(implementation: str, devices: int) -> None:
         raise InputError('implementation "triton" runs on one GPU alone: leave it out, or give "xla"')
 
 
-class _OneKey(nnx.Rngs):
+class OneKey(nnx.Rngs):
     """Keys where only shapes are wanted: `nnx.Rngs` counts its keys, which takes layers squared while tracing."""
 
     def __init__(self) -> None:
