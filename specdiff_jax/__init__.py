@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specdiff_jax.config import ModelConfig
     from specdiff_jax.decode.calibrate import calibrate
     from specdiff_jax.decode.generate import Generation, generate
-    from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, SpecFold, Spiffy, Vanilla
+    from specdiff_jax.decode.methods import Autoregressive, DFlash, LinearSpeculation, SpecFold, Spiffy, Vanilla
     from specdiff_jax.draft_graph import DraftGraph, fixed_graph
     from specdiff_jax.draft_graph_file import read_graph, write_graph
     from specdiff_jax.errors import InputError
@@ -30,6 +30,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Autoregressive": "decode.methods",
+    "DFlash": "decode.methods",
     "DraftGraph": "draft_graph",
     "Generation": "decode.generate",
     "InputError": "errors",
@@ -49,6 +50,7 @@ _HOMES = {
 
 __all__ = [
     "Autoregressive",
+    "DFlash",
     "DraftGraph",
     "Generation",
     "InputError",
