@@ -39,6 +39,7 @@ class Model:
         tokenizer: text to ids and back; None for a model without text (random weights).
         stop_ids: ids that end a text (from generation_config.json and config.json).
         mesh: the devices that the weights are spread over; None for one device.
+        implementation: of what stands around the products, where a kernel takes it.
         programs: compiled decoding programs, by what tells them apart; filled as they are needed.
     """
 
@@ -49,6 +50,7 @@ class Model:
     tokenizer: TextTokenizer | None
     stop_ids: tuple[int, ...]
     mesh: Mesh | None = None
+    implementation: Implementation = "xla"
     programs: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @property
@@ -90,11 +92,13 @@ def load(
         raise InputError("give either a mesh or tensor_parallel, not both")
     if tensor_parallel != 1:
         mesh = make_mesh(data=1, tensor=tensor_parallel)
+    devices = 1 if mesh is None else mesh.size
     if implementation is not None:
-        _check_runs(implementation, 1 if mesh is None else mesh.size)
+        _check_runs(implementation, devices)
+    implementation = implementation or default_implementation(devices)
     graphdef, abstract = abstract_decoder(config, dtype, mesh, implementation)
     params = _read_params(checkpoint, config, abstract)
-    return Model(str(name), config, graphdef, params, tokenizer, stop_ids, mesh)
+    return Model(str(name), config, graphdef, params, tokenizer, stop_ids, mesh, implementation)
 
 
 def random_model(
@@ -117,12 +121,13 @@ def random_model(
     Raises:
         InputError: the dtype isn't supported, or the model can't be split over the mesh.
     """
+    implementation = implementation or default_implementation(1 if mesh is None else mesh.size)
     graphdef, abstract = abstract_decoder(config, dtype, mesh, implementation)
     # Not under jit: one program that draws every layer's weights takes minutes to compile.
     params = nnx.state(Decoder(config, dtype=dtype, rngs=nnx.Rngs(seed)))
     if mesh is not None:
         params = jax.tree.map(lambda array, leaf: jax.device_put(array, leaf.sharding), params, abstract)
-    return Model(f"random {config.family}", config, graphdef, params, None, config.eos_token_ids, mesh)
+    return Model(f"random {config.family}", config, graphdef, params, None, config.eos_token_ids, mesh, implementation)
 
 
 def convert_checkpoint(source: str | Path, destination: Path, dtype: str | None = None) -> None:

@@ -5,8 +5,9 @@ is the target's features of it, which every verification brings along for its ro
 them, so that a cycle reads in no more than the last verification's kept rows. The newest token has no feature yet: the
 target has not read it.
 
-A drafter that was trained on blocks of 16 can be used at 8, never the other way round. It then drafts blocks of 8 slots,
-as in the paper's ablation, rather than blocks of 16 of which 8 are verified: slots that nobody reads would cost rows.
+A drafter that was trained on blocks of 16 can be used at 8, never the other way round. It then drafts blocks of 8
+slots, as in the paper's ablation, rather than blocks of 16 of which 8 are verified: slots that nobody reads would cost
+rows.
 
 Drafts are the most likely token of each slot at any temperature; see `acceptance` for why the output is that of
 autoregressive decoding all the same.
@@ -136,7 +137,8 @@ def _verify(
     model: Decoder, block: Int[Array, "batch width"], state: DFlashState, requests: Requests, taps: tuple[int, ...]
 ) -> tuple[Int[Array, "batch width"], Features, KVCache]:
     """The target's own token after each row, the rows' features, and the cache with the rows in it, in one forward."""
-    output = model(block, state.cache, taps=taps)
+    causal = jnp.broadcast_to(jnp.arange(1, block.shape[1] + 1, dtype=jnp.int32), block.shape)
+    output = model.block(block, state.cache, causal, taps=taps)
     assert output.cache is not None
     return own_tokens(model, output.hidden, state.counts, requests), output.features, output.cache
 
