@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from convert.checkpoint import open_checkpoint
+from convert.checkpoint import Checkpoint, open_checkpoint
 from convert.drafter_names import drafter_parts, load_drafter_parameters
 from convert.hf_folder import Weights, save_parts
 from convert.orbax_folder import restore
@@ -56,11 +56,7 @@ def load_drafter(name: str | Path, target: Model) -> Drafter:
     graphdef, abstract = abstract_drafter(config, str(target.dtype), target.implementation)
     if target.mesh is not None:
         abstract = place_abstract(abstract, NamedSharding(target.mesh, PartitionSpec()))
-    if checkpoint.tensors is None:
-        params = restore(checkpoint.path, abstract)
-    else:
-        params = load_drafter_parameters(checkpoint.tensors, config, abstract)
-    return Drafter(str(name), config, graphdef, params)
+    return Drafter(str(name), config, graphdef, read_drafter_params(checkpoint, config, abstract))
 
 
 def random_drafter(config: DrafterConfig, target: Model, *, seed: int = 0) -> Drafter:
@@ -97,6 +93,17 @@ def abstract_drafter(
         return BlockDrafter(config, dtype=dtype, rngs=OneKey(), implementation=implementation)
 
     return nnx.split(nnx.eval_shape(build))
+
+
+def read_drafter_params(checkpoint: Checkpoint, config: DrafterConfig, abstract: nnx.State) -> nnx.State:
+    """The weights of an opened drafter, placed as `abstract` says.
+
+    Raises:
+        InputError: they are damaged or don't fit the config.
+    """
+    if checkpoint.tensors is None:
+        return restore(checkpoint.path, abstract)
+    return load_drafter_parameters(checkpoint.tensors, config, abstract)
 
 
 def save_drafter(params: nnx.State, destination: Path, *, config: DrafterConfig, weights: Weights) -> None:

@@ -10,18 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import Mesh, SingleDeviceSharding
+from jax.sharding import Mesh
 
 from convert.assemble import load_parameters
 from convert.checkpoint import Checkpoint, open_checkpoint
-from convert.orbax_folder import restore, save
+from convert.orbax_folder import restore
 from convert.resolve import resolve
-from convert.whole_folder import check_free
 from pallas_kernels.implementation import IMPLEMENTATIONS, Implementation, default_implementation
 from specdiff_jax.config import ModelConfig, parse_config, read_stop_ids
 from specdiff_jax.errors import InputError
 from specdiff_jax.model import Decoder
-from specdiff_jax.parallel import check_parallel, make_mesh, place_abstract, shard_abstract
+from specdiff_jax.parallel import check_parallel, make_mesh, shard_abstract
 from specdiff_jax.text import TextTokenizer
 
 DTYPES = ("bfloat16", "float32")
@@ -97,7 +96,7 @@ def load(
         _check_runs(implementation, devices)
     implementation = implementation or default_implementation(devices)
     graphdef, abstract = abstract_decoder(config, dtype, mesh, implementation)
-    params = _read_params(checkpoint, config, abstract)
+    params = read_params(checkpoint, config, abstract)
     return Model(str(name), config, graphdef, params, tokenizer, stop_ids, mesh, implementation)
 
 
@@ -130,33 +129,6 @@ def random_model(
     return Model(f"random {config.family}", config, graphdef, params, None, config.eos_token_ids, mesh, implementation)
 
 
-def convert_checkpoint(source: str | Path, destination: Path, dtype: str | None = None) -> None:
-    """Write a model as a converted folder, which loads fast and holds config, tokenizer and weights.
-
-    Args:
-        source: whatever `load` takes.
-        destination: a folder that doesn't exist yet; it appears only when it is whole.
-        dtype: "bfloat16" or "float32"; by default the narrower that loses nothing: bfloat16 where every weight is
-            stored so, float32 for all else (float16, quantised GGUF).
-
-    Raises:
-        InputError: the source can't be read, or the destination exists or can't be written.
-    """
-    check_free(destination)
-    checkpoint = open_checkpoint(resolve(str(source)))
-    config = parse_config(checkpoint.config, checkpoint.config_location)
-    _, abstract = abstract_decoder(config, dtype or checkpoint.dtype, None)
-    on_host = place_abstract(abstract, SingleDeviceSharding(_host_device()))
-    save(
-        _read_params(checkpoint, config, on_host),
-        destination,
-        family=config.family,
-        config=checkpoint.config,
-        generation_config=checkpoint.generation_config,
-        text_files=checkpoint.text_files,
-    )
-
-
 def abstract_decoder(
     config: ModelConfig, dtype: str, mesh: Mesh | None, implementation: Implementation | None = None
 ) -> tuple[nnx.GraphDef, nnx.State]:
@@ -176,6 +148,17 @@ def abstract_decoder(
         return graphdef, abstract
     check_parallel(config, mesh)
     return graphdef, shard_abstract(abstract, mesh)
+
+
+def read_params(checkpoint: Checkpoint, config: ModelConfig, abstract: nnx.State) -> nnx.State:
+    """The weights of an opened model, placed as `abstract` says.
+
+    Raises:
+        InputError: they are damaged or don't fit the config.
+    """
+    if checkpoint.tensors is None:
+        return restore(checkpoint.path, abstract)
+    return load_parameters(checkpoint.tensors, config, abstract)
 
 
 def check_dtype(dtype: str) -> None:
@@ -204,17 +187,3 @@ class OneKey(nnx.Rngs):
     def params(self) -> jax.Array:
         """A key."""
         return jax.random.key(0)
-
-
-def _host_device() -> jax.Device:
-    """The CPU, since copying weights takes no accelerator; the default device where JAX_PLATFORMS excludes it."""
-    try:
-        return jax.local_devices(backend="cpu")[0]
-    except RuntimeError:
-        return jax.local_devices()[0]
-
-
-def _read_params(checkpoint: Checkpoint, config: ModelConfig, abstract: nnx.State) -> nnx.State:
-    if checkpoint.tensors is None:
-        return restore(checkpoint.path, abstract)
-    return load_parameters(checkpoint.tensors, config, abstract)
