@@ -1,4 +1,4 @@
-"""DFlash gives the tokens of autoregressive decoding, whatever its drafter is worth, and its drafter remembers right."""
+"""DFlash gives the tokens of autoregressive decoding, whatever its drafter is worth; what it remembers is right."""
 
 from __future__ import annotations
 
