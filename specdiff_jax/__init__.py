@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from specdiff_jax.config import ModelConfig
     from specdiff_jax.decode.calibrate import calibrate
     from specdiff_jax.decode.generate import Generation, generate
-    from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, SpecFold, Spiffy, Vanilla
+    from specdiff_jax.decode.methods import Autoregressive, DFlash, LinearSpeculation, SpecFold, Spiffy, Vanilla
     from specdiff_jax.draft_graph import DraftGraph, fixed_graph
     from specdiff_jax.draft_graph_file import read_graph, write_graph
     from specdiff_jax.drafter_loading import Drafter, load_drafter
@@ -31,6 +31,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Autoregressive": "decode.methods",
+    "DFlash": "decode.methods",
     "DraftGraph": "draft_graph",
     "Drafter": "drafter_loading",
     "Generation": "decode.generate",
@@ -52,6 +53,7 @@ _HOMES = {
 
 __all__ = [
     "Autoregressive",
+    "DFlash",
     "DraftGraph",
     "Drafter",
     "Generation",

@@ -118,6 +118,11 @@ def cache_sharding(mesh: Mesh) -> NamedSharding:
     return NamedSharding(mesh, P("data", "tensor", None, None))
 
 
+def drafter_cache_sharding(mesh: Mesh) -> NamedSharding:
+    """Where the keys and values of a drafter live, whose weights every device has whole."""
+    return NamedSharding(mesh, P("data", None, None, None))
+
+
 def batch_sharding(mesh: Mesh) -> NamedSharding:
     """Where tokens, lengths and all else with one entry per batch row live."""
     return NamedSharding(mesh, P("data"))
