@@ -5,8 +5,8 @@ is the target's features of it, which every verification brings along for its ro
 them, so that a cycle reads in no more than the last verification's kept rows. The newest token has no feature yet: the
 target has not read it.
 
-A drafter that was trained on blocks of 16 can be used at 8, never the other way round. It then drafts blocks of 8 slots,
-as in the paper's ablation, rather than blocks of 16 of which 8 are verified: slots that nobody reads would cost rows.
+A drafter that was trained on blocks of 16 can be used at 8, never the other way round. It then drafts blocks of 8, as
+in the paper's ablation, not blocks of 16 of which 8 slots are verified: those that nobody reads would cost rows.
 
 Drafts are the most likely token of each slot at any temperature; see `acceptance` for why the output is that of
 autoregressive decoding all the same.
@@ -151,7 +151,7 @@ def _verify_one_by_one(
     """
     lengths = state.cache.lengths
 
-    def one(cache: KVCache, given: tuple[Array, Array]) -> tuple[KVCache, tuple[Array, Features]]:
+    def one(cache: KVCache, given: tuple[Array, Array]) -> tuple[KVCache, tuple[Array, tuple[Array, ...]]]:
         index, tokens = given
         places = jnp.minimum(lengths + index, cache.capacity - 1)
         output = model(tokens[:, None], cache.with_lengths(places), taps=taps)
