@@ -66,7 +66,7 @@ def measure(
     if random:
         model = dataclasses.replace(model, stop_ids=())
     asked = _open_source(source, batch, model.config.vocab_size, model.config.mask_token_id)
-    chosen = build_method(method, MethodFlags(**flags), name)
+    chosen = build_method(method, MethodFlags(**flags), name)(model)
 
     def answer(method: Method = chosen) -> list[sd.Generation]:
         return sd.generate(model, asked.prompts, method, max_new_tokens=max_new_tokens, batch_size=batch)

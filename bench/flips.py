@@ -43,12 +43,11 @@ def measure(name: str, asked: FlipBench) -> Iterator[Row]:
     """
     test = mixed_problems("test", 0, asked.problems)
     prompts = [problem.prompt for problem in test]
+    single = sd.load(name, dtype="float32")
     vanilla, spiffy = (
-        build_method(method, MethodFlags(threshold=asked.threshold), name) for method in ("vanilla", "spiffy")
+        build_method(method, MethodFlags(threshold=asked.threshold), name)(single) for method in ("vanilla", "spiffy")
     )
-    exact = sd.generate(
-        sd.load(name, dtype="float32"), prompts, spiffy, max_new_tokens=asked.max_new_tokens, exact=True
-    )
+    exact = sd.generate(single, prompts, spiffy, max_new_tokens=asked.max_new_tokens, exact=True)
     truth = [answer.tokens for answer in exact]
     for dtype in DTYPES:
         model = sd.load(name, dtype=dtype)

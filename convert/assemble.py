@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from convert.listing import listed
-from convert.names import Part, is_ignored, parameter_parts
+from convert.names import IGNORED, Part, parameter_parts, spare_names
 from convert.params import named, with_arrays
 from convert.tensors import TensorSource
 from specdiff_jax.config import ModelConfig
@@ -28,10 +28,7 @@ class NonFiniteWeightsWarning(UserWarning):
 
 
 def load_parameters(source: TensorSource, config: ModelConfig, abstract: nnx.State) -> nnx.State:
-    """Read, pack, cast and place every parameter.
-
-    A parameter is cast once, from the stored values to its own dtype. Beside what has reached its device, the host
-    holds one parameter and one of its tensors at a time.
+    """Read, pack, cast and place every parameter of a decoder.
 
     Args:
         source: the checkpoint's tensors.
@@ -46,7 +43,25 @@ def load_parameters(source: TensorSource, config: ModelConfig, abstract: nnx.Sta
         NonFiniteWeightsWarning: some weights are NaN or infinite; it names their tensors.
     """
     table = parameter_parts(config, source.tensors)
-    check_tensors(source, table, config)
+    check_tensors(source, table, config.family, spare_names(config))
+    return assemble(source, table, abstract)
+
+
+def assemble(source: TensorSource, table: Mapping[str, Sequence[Part]], abstract: nnx.State) -> nnx.State:
+    """Read, pack, cast and place every parameter of a table whose tensors were checked.
+
+    A parameter is cast once, from the stored values to its own dtype. Beside what has reached its device, the host
+    holds one parameter and one of its tensors at a time.
+
+    Args:
+        source: the checkpoint's tensors.
+        table: the parts of every parameter.
+        abstract: a `jax.ShapeDtypeStruct` for every parameter; its sharding says where the parameter goes (None: the
+            default device).
+
+    Warns:
+        NonFiniteWeightsWarning: some weights are NaN or infinite; it names their tensors.
+    """
     targets = named(abstract)
     total = sum(target.size * target.dtype.itemsize for target in targets.values())
     arrays: dict[str, jax.Array] = {}
@@ -64,8 +79,16 @@ def load_parameters(source: TensorSource, config: ModelConfig, abstract: nnx.Sta
     return with_arrays(abstract, arrays)
 
 
-def check_tensors(source: TensorSource, table: Mapping[str, Sequence[Part]], config: ModelConfig) -> None:
+def check_tensors(
+    source: TensorSource, table: Mapping[str, Sequence[Part]], kind: str, spare: Container[str] = ()
+) -> None:
     """Compare headers with the name table; nothing is read.
+
+    Args:
+        source: the checkpoint's tensors.
+        table: the parts of every parameter.
+        kind: what the config describes, for the message.
+        spare: tensors that may be there and aren't used.
 
     Raises:
         InputError: one line with every missing, misshapen and unexpected tensor.
@@ -78,11 +101,13 @@ def check_tensors(source: TensorSource, table: Mapping[str, Sequence[Part]], con
         for name, shape in expected.items()
         if name in tensors and tensors[name].shape != shape
     ]
-    faults += [f"{name} is unexpected" for name in tensors if name not in expected and not is_ignored(name, config)]
+    faults += [
+        f"{name} is unexpected"
+        for name in tensors
+        if name not in expected and name not in spare and not IGNORED.fullmatch(name)
+    ]
     if faults:
-        raise InputError(
-            f"{source.location}: weights don't fit the {config.family} config beside them: {listed(faults)}"
-        )
+        raise InputError(f"{source.location}: weights don't fit the {kind} config beside them: {listed(faults)}")
 
 
 def pack(source: TensorSource, parts: Sequence[Part], shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
@@ -110,5 +135,5 @@ def _warn_of_nonfinite(
     ]
     if tensors:
         warnings.warn(
-            f"{location}: NaN or infinite weights in {listed(tensors)}", NonFiniteWeightsWarning, stacklevel=3
+            f"{location}: NaN or infinite weights in {listed(tensors)}", NonFiniteWeightsWarning, stacklevel=4
         )

@@ -21,7 +21,7 @@ from rich.progress import track
 
 from convert.assemble import check_tensors, load_parameters
 from convert.checkpoint import Checkpoint, open_checkpoint
-from convert.names import parameter_parts
+from convert.names import parameter_parts, spare_names
 from convert.resolve import resolve
 from convert.trace import Trace
 from specdiff_jax.config import Family, ModelConfig, parse_config
@@ -97,7 +97,8 @@ def check(source: str | Path, prompts: Sequence[str] | None = None, max_new_toke
         raise InputError(
             f"{source}: is a converted folder; check the Hugging Face folder or file that it was made from"
         )
-    check_tensors(checkpoint.tensors, parameter_parts(config, checkpoint.tensors.tensors), config)
+    table = parameter_parts(config, checkpoint.tensors.tensors)
+    check_tensors(checkpoint.tensors, table, config.family, spare_names(config))
     ids = _prompt_ids(checkpoint, config, prompts)
 
     reference = load_transformers(checkpoint, config)

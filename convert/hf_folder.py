@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from convert.int8_rows import quantize, scale_name
-from convert.names import parameter_parts
+from convert.names import Part, parameter_parts
 from convert.params import named
 from convert.safetensors_files import SINGLE
 from convert.whole_folder import appearing_whole, write_settings
@@ -33,11 +33,11 @@ def save(
     text_files: Mapping[str, str],
     weights: Weights,
 ) -> None:
-    """Write a Hugging Face folder: the inverse of loading one. It appears under its name only when it is whole.
+    """Write a decoder as a Hugging Face folder: the inverse of loading one.
 
     Args:
         params: the decoder's state.
-        destination: a folder that doesn't exist yet.
+        destination: a folder that doesn't exist yet; it appears under its name only when it is whole.
         config: content of config.json; what it says of the weights' dtype is replaced by what is true.
         model_config: the settings that `config` holds.
         generation_config: content of generation_config.json; empty for no such file.
@@ -49,10 +49,29 @@ def save(
     Raises:
         InputError: the destination exists or can't be written, or NaN or infinite weights are to be stored as int8.
     """
+    table = parameter_parts(model_config, ())
+    save_parts(params, table, destination, config, weights, generation_config=generation_config, text_files=text_files)
+
+
+def save_parts(
+    params: nnx.State,
+    table: Mapping[str, Sequence[Part]],
+    destination: Path,
+    config: Mapping[str, Any],
+    weights: Weights,
+    *,
+    generation_config: Mapping[str, Any],
+    text_files: Mapping[str, str],
+) -> None:
+    """The same for any module, by the table of its parameters' parts.
+
+    Raises:
+        InputError: as `save` does.
+    """
     with appearing_whole(destination) as folder:
         write_settings(folder, _settings(config, weights), generation_config, text_files)
         try:
-            save_file(_tensors(params, model_config, weights), folder / SINGLE, metadata={"format": "pt"})
+            save_file(_tensors(params, table, weights), folder / SINGLE, metadata={"format": "pt"})
         except SafetensorError as error:
             raise InputError(f"{destination}: can't be written ({error})") from error
         # safetensors lets nobody else read its file.
@@ -66,9 +85,8 @@ def _settings(config: Mapping[str, Any], weights: Weights) -> dict[str, Any]:
     return {**kept, "quantization_config": INT8_ROWS} if weights == "int8" else {**kept, "dtype": weights}
 
 
-def _tensors(params: nnx.State, config: ModelConfig, weights: Weights) -> dict[str, np.ndarray]:
+def _tensors(params: nnx.State, table: Mapping[str, Sequence[Part]], weights: Weights) -> dict[str, np.ndarray]:
     """What the file holds, by name."""
-    table = parameter_parts(config, ())
     tensors: dict[str, np.ndarray] = {}
     for path, array in named(params).items():
         parameter = np.asarray(array)

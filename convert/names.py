@@ -69,15 +69,15 @@ FAMILY_NAMES: dict[Family, FamilyNames] = {
 }
 
 # Rotary buffers repeat the config; base_model.* is a PEFT adapter stored beside the model.
-IGNORED = re.compile(r"base_model\..*|.*\.rotary_emb\.inv_freq")
+IGNORED = re.compile(r"base_model\..*|(.*\.)?rotary_emb\.inv_freq")
 
 
-def is_ignored(name: str, config: ModelConfig) -> bool:
-    """Whether a tensor is left out on purpose.
+def spare_names(config: ModelConfig) -> tuple[str, ...]:
+    """Tensors that a checkpoint may hold and that are left out on purpose.
 
     The head of a tied checkpoint is: some files carry it, but its config says that the embedding is the head.
     """
-    return bool(IGNORED.fullmatch(name)) or (config.tie_embeddings and name == FAMILY_NAMES[config.family].head)
+    return (FAMILY_NAMES[config.family].head,) if config.tie_embeddings else ()
 
 
 def parameter_parts(config: ModelConfig, present: Container[str]) -> dict[str, tuple[Part, ...]]:
@@ -89,23 +89,29 @@ def parameter_parts(config: ModelConfig, present: Container[str]) -> dict[str, t
     """
     names = FAMILY_NAMES[config.family]
     table = {
-        "embedding": _whole(f"{names.body}.embed_tokens.weight", config.vocab_size, config.hidden_size),
-        "norm.weight": _whole(f"{names.body}.norm.weight", config.hidden_size),
+        "embedding": whole(f"{names.body}.embed_tokens.weight", config.vocab_size, config.hidden_size),
+        "norm.weight": whole(f"{names.body}.norm.weight", config.hidden_size),
     }
     if not config.tie_embeddings:
-        table["head"] = _whole(names.head, config.vocab_size, config.hidden_size)
-    for index in range(config.num_layers):
-        layer = _layer(config, index, f"{names.body}.layers.{index}", present)
-        table |= {f"layers.{index}.{path}": parts for path, parts in layer.items()}
-    return table
+        table["head"] = whole(names.head, config.vocab_size, config.hidden_size)
+    return table | layer_parts(config, f"{names.body}.layers", present)
+
+
+def layer_parts(config: ModelConfig, prefix: str, present: Container[str]) -> dict[str, tuple[Part, ...]]:
+    """The parts of every layer's parameters, where the checkpoint's layers are named `prefix`.0, `prefix`.1, ..."""
+    return {
+        f"layers.{index}.{path}": parts
+        for index in range(config.num_layers)
+        for path, parts in _layer(config, index, f"{prefix}.{index}", present).items()
+    }
 
 
 def _layer(config: ModelConfig, index: int, prefix: str, present: Container[str]) -> dict[str, tuple[Part, ...]]:
     sparse = config.moe is not None and index in config.moe.sparse_layers
     feed_forward = _experts(config, f"{prefix}.mlp", present) if sparse else _feed_forward(config, f"{prefix}.mlp")
     return {
-        "attention_norm.weight": _whole(f"{prefix}.input_layernorm.weight", config.hidden_size),
-        "feed_forward_norm.weight": _whole(f"{prefix}.post_attention_layernorm.weight", config.hidden_size),
+        "attention_norm.weight": whole(f"{prefix}.input_layernorm.weight", config.hidden_size),
+        "feed_forward_norm.weight": whole(f"{prefix}.post_attention_layernorm.weight", config.hidden_size),
         **{f"attention.{path}": parts for path, parts in _attention(config, f"{prefix}.self_attn").items()},
         **{f"feed_forward.{path}": parts for path, parts in feed_forward.items()},
     }
@@ -121,7 +127,7 @@ def _attention(config: ModelConfig, prefix: str) -> dict[str, tuple[Part, ...]]:
             Part(f"{prefix}.{name}_proj.weight", (rows[name], hidden), (*per_kv_head, hidden), (EVERY, place))
             for name, place in places.items()
         ),
-        "out": _whole(f"{prefix}.o_proj.weight", hidden, config.num_heads * size),
+        "out": whole(f"{prefix}.o_proj.weight", hidden, config.num_heads * size),
     }
     if config.qkv_bias:
         table["qkv_bias"] = tuple(
@@ -129,10 +135,10 @@ def _attention(config: ModelConfig, prefix: str) -> dict[str, tuple[Part, ...]]:
             for name, place in places.items()
         )
     if config.output_bias:
-        table["out_bias"] = _whole(f"{prefix}.o_proj.bias", hidden)
+        table["out_bias"] = whole(f"{prefix}.o_proj.bias", hidden)
     if config.qk_norm:
-        table["qk_norm.query"] = _whole(f"{prefix}.q_norm.weight", size)
-        table["qk_norm.key"] = _whole(f"{prefix}.k_norm.weight", size)
+        table["qk_norm.query"] = whole(f"{prefix}.q_norm.weight", size)
+        table["qk_norm.key"] = whole(f"{prefix}.k_norm.weight", size)
     return table
 
 
@@ -143,14 +149,14 @@ def _feed_forward(config: ModelConfig, prefix: str) -> dict[str, tuple[Part, ...
             Part(f"{prefix}.{name}_proj.weight", (width, hidden), (width, 2, hidden), (EVERY, column))
             for column, name in enumerate(("gate", "up"))
         ),
-        "down": _whole(f"{prefix}.down_proj.weight", hidden, width),
+        "down": whole(f"{prefix}.down_proj.weight", hidden, width),
     }
     if config.mlp_bias:
         table["gate_up_bias"] = tuple(
             Part(f"{prefix}.{name}_proj.bias", (width,), (width, 2), (EVERY, column))
             for column, name in enumerate(("gate", "up"))
         )
-        table["down_bias"] = _whole(f"{prefix}.down_proj.bias", hidden)
+        table["down_bias"] = whole(f"{prefix}.down_proj.bias", hidden)
     return table
 
 
@@ -160,7 +166,7 @@ def _experts(config: ModelConfig, prefix: str, present: Container[str]) -> dict[
     experts, hidden, width = config.moe.num_experts, config.hidden_size, config.moe.intermediate_size
     gate_up_view, gate_up_axes = (experts, hidden, width, 2), (0, 3, 2, 1)
     down_view, down_axes = (experts, width, hidden), (0, 2, 1)
-    router = _whole(f"{prefix}.gate.weight", experts, hidden)
+    router = whole(f"{prefix}.gate.weight", experts, hidden)
     fused = f"{prefix}.experts.gate_up_proj"
     if fused in present:  # Transformers 5 with save_original_format=False
         gate_up = Part(fused, (experts, 2 * width, hidden), gate_up_view, axes=gate_up_axes)
@@ -186,6 +192,6 @@ def _experts(config: ModelConfig, prefix: str, present: Container[str]) -> dict[
     }
 
 
-def _whole(name: str, *shape: int) -> tuple[Part, ...]:
+def whole(name: str, *shape: int) -> tuple[Part, ...]:
     """A parameter that is one checkpoint tensor as it stands."""
     return (Part(name, shape, shape),)

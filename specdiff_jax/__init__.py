@@ -20,9 +20,10 @@ if TYPE_CHECKING:
     from specdiff_jax.config import ModelConfig
     from specdiff_jax.decode.calibrate import calibrate
     from specdiff_jax.decode.generate import Generation, generate
-    from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, SpecFold, Spiffy, Vanilla
+    from specdiff_jax.decode.methods import Autoregressive, DFlash, LinearSpeculation, SpecFold, Spiffy, Vanilla
     from specdiff_jax.draft_graph import DraftGraph, fixed_graph
     from specdiff_jax.draft_graph_file import read_graph, write_graph
+    from specdiff_jax.drafter_loading import Drafter, load_drafter
     from specdiff_jax.errors import InputError
     from specdiff_jax.loading import Model, load
 
@@ -30,7 +31,9 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Autoregressive": "decode.methods",
+    "DFlash": "decode.methods",
     "DraftGraph": "draft_graph",
+    "Drafter": "drafter_loading",
     "Generation": "decode.generate",
     "InputError": "errors",
     "LinearSpeculation": "decode.methods",
@@ -43,13 +46,16 @@ _HOMES = {
     "fixed_graph": "draft_graph",
     "generate": "decode.generate",
     "load": "loading",
+    "load_drafter": "drafter_loading",
     "read_graph": "draft_graph_file",
     "write_graph": "draft_graph_file",
 }
 
 __all__ = [
     "Autoregressive",
+    "DFlash",
     "DraftGraph",
+    "Drafter",
     "Generation",
     "InputError",
     "LinearSpeculation",
@@ -63,6 +69,7 @@ __all__ = [
     "fixed_graph",
     "generate",
     "load",
+    "load_drafter",
     "read_graph",
     "write_graph",
 ]

@@ -74,7 +74,7 @@ class ModelConfig:
 
 
 # What is created once per layer or per dimension stays within memory, whatever a broken file says.
-_MAX_LAYERS = 1_000
+MAX_LAYERS = 1_000
 _MAX_HEAD_DIM = 65_536
 
 # Architecture -> (model_type, family).
@@ -105,7 +105,6 @@ INT8_ROWS = {"format": "int8_rows"}
 # Settings that change the maths and of which one value is supported.
 _FIXED: dict[str, tuple[Any, str]] = {
     "hidden_act": ("silu", "only silu is supported"),
-    "use_sliding_window": (False, _ONLY_FULL_ATTENTION),
     "rope_interleaved": (False, "only the half-split rotary layout is supported"),
     "use_mrope": (False, "multimodal rotary embedding is not supported"),
     "is_encoder_decoder": (False, "encoder-decoder models are not supported"),
@@ -139,16 +138,14 @@ def parse_config(raw: Mapping[str, Any], source: str) -> ModelConfig:
     """
     family = _family(raw, source)
     keys = Keys(raw)
-    for key, (allowed, why) in _FIXED.items():
-        keys.only(key, allowed, why)
-
+    refuse_unsupported(keys)
     vocab_size = keys.count("vocab_size")
     hidden_size = keys.count("hidden_size")
-    num_layers = keys.count("num_hidden_layers", limit=_MAX_LAYERS)
-    num_heads, num_kv_heads = _heads(keys, family)
-    head_dim = _head_dim(keys, family, hidden_size, num_heads)
+    num_layers = keys.count("num_hidden_layers", limit=MAX_LAYERS)
+    num_heads, num_kv_heads = read_heads(keys, family)
+    head_dim = read_head_dim(keys, family, hidden_size, num_heads)
     _refuse_sliding_window(keys, family, num_layers)
-    qkv_bias, output_bias, mlp_bias = _biases(keys, family)
+    qkv_bias, output_bias, mlp_bias = read_biases(keys, family)
     block_size, mask_token_id = _block(keys, family)
     llama = family == "llama"
     config = ModelConfig(
@@ -200,8 +197,24 @@ def read_stop_ids(generation_config: Mapping[str, Any], config: ModelConfig) -> 
     return tuple(dict.fromkeys((*ids, *config.eos_token_ids)))
 
 
+def is_drafter(raw: Mapping[str, Any]) -> bool:
+    """Whether a config.json is a drafter's, which needs a target, and no model's."""
+    architectures = raw.get("architectures")
+    return "dflash_config" in raw or (isinstance(architectures, list) and "DFlashDraftModel" in architectures)
+
+
+def refuse_unsupported(keys: Keys) -> None:
+    """Note every setting whose value no model here supports."""
+    for key, (allowed, why) in _FIXED.items():
+        keys.only(key, allowed, why)
+
+
 def _family(raw: Mapping[str, Any], source: str) -> Family:
     """The family, by `architectures`, or by `model_type` where that is absent."""
+    if is_drafter(raw):
+        raise InputError(
+            f"{source}: is a drafter's config, no model's: load its target, and give this one as --drafter or drafter="
+        )
     architectures, model_type = raw.get("architectures"), raw.get("model_type")
     if architectures is None:
         for expected, family in _ARCHITECTURES.values():
@@ -219,7 +232,7 @@ def _family(raw: Mapping[str, Any], source: str) -> Family:
     raise InputError(f"{source}: {named}: not supported (supported: {', '.join(_ARCHITECTURES)})")
 
 
-def _heads(keys: Keys, family: Family) -> tuple[int, int]:
+def read_heads(keys: Keys, family: Family) -> tuple[int, int]:
     """Query heads and key/value heads; only Llama, older than grouped queries, may leave the latter out."""
     heads = keys.count("num_attention_heads")
     kv_heads = keys.count("num_key_value_heads", heads if family == "llama" else None)
@@ -228,7 +241,7 @@ def _heads(keys: Keys, family: Family) -> tuple[int, int]:
     return heads, kv_heads
 
 
-def _head_dim(keys: Keys, family: Family, hidden_size: int, num_heads: int) -> int:
+def read_head_dim(keys: Keys, family: Family, hidden_size: int, num_heads: int) -> int:
     """The size of a head: as named, or else what the family's class in Transformers falls back to."""
     if keys.given("head_dim") or family == "nemotron_labs_diffusion":
         head_dim = keys.count("head_dim", limit=_MAX_HEAD_DIM)
@@ -245,6 +258,7 @@ def _head_dim(keys: Keys, family: Family, hidden_size: int, num_heads: int) -> i
 
 def _refuse_sliding_window(keys: Keys, family: Family, num_layers: int) -> None:
     """Every layer must see everything. The Qwen families use a window only where `use_sliding_window` says so."""
+    keys.only("use_sliding_window", False, _ONLY_FULL_ATTENTION)
     if family in ("llama", "nemotron_labs_diffusion"):
         keys.only("sliding_window", None, _ONLY_FULL_ATTENTION)
     kinds = keys.items("layer_types")
@@ -254,7 +268,7 @@ def _refuse_sliding_window(keys: Keys, family: Family, num_layers: int) -> None:
         keys.require(len(kinds) == num_layers, why, "layer_types", "num_hidden_layers")
 
 
-def _biases(keys: Keys, family: Family) -> tuple[bool, bool, bool]:
+def read_biases(keys: Keys, family: Family) -> tuple[bool, bool, bool]:
     """Whether there are biases on query, key and value; on the attention output; in the feed-forward."""
     if family in ("qwen2", "fast_dllm_v2"):
         return True, False, False

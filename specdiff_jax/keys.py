@@ -46,6 +46,10 @@ class Keys:
         """Whether the key is there with a value."""
         return self._get(key) is not None
 
+    def content(self) -> dict[str, Any]:
+        """Every key that has a value, read or not."""
+        return {key: value for key, value in self._values.items() if value is not None}
+
     def count(self, key: str, default: int | None = None, limit: int = MAX_COUNT, least: int = 1) -> int:
         """A size: a whole number from `least` to `limit`; required where there is no default."""
         value = self._get(key, default)

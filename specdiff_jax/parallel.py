@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
 from specdiff_jax.config import ModelConfig
@@ -108,9 +108,19 @@ def shard_abstract(abstract: nnx.State, mesh: Mesh) -> nnx.State:
     return nnx.map_state(placed, abstract)
 
 
+def place_abstract(abstract: nnx.State, sharding: Sharding) -> nnx.State:
+    """The same state of `jax.ShapeDtypeStruct`s, all in one place."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), abstract)
+
+
 def cache_sharding(mesh: Mesh) -> NamedSharding:
     """Where keys and values live: (batch, kv_heads, capacity, head_dim)."""
     return NamedSharding(mesh, P("data", "tensor", None, None))
+
+
+def drafter_cache_sharding(mesh: Mesh) -> NamedSharding:
+    """Where the keys and values of a drafter live, whose weights every device has whole."""
+    return NamedSharding(mesh, P("data", None, None, None))
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

@@ -7,8 +7,8 @@ into a text the roundings alone turn an angle by thousandths of a radian, and th
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, cast, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, cast, get_args
 
 import numpy as np
 from jaxtyping import Float32
@@ -29,11 +29,14 @@ class RotaryConfig:
     Attributes:
         kind: the rule that the frequencies come from.
         theta: base of the frequencies.
-        inverse_frequencies: head_dim / 2 angles per position, in radians; float32 values, largest first.
+        inverse_frequencies: angles per position, in radians, one for each pair of numbers that is rotated (head_dim / 2
+            where all are); float32 values, largest first.
         attention_factor: multiplier of cos and sin (YaRN's mscale rule; 1.0 for the other kinds).
         query_scale_beta: None, or beta of the Llama-4 rule: rotated queries are multiplied by
             1 + beta * ln(1 + floor(position / original_max_position)).
         original_max_position: positions of the pre-training, for the query scale; None where there is none.
+        rule: the section of the config that names the rule, for writing it again; two equal settings may name it
+            differently.
     """
 
     kind: RotaryKind
@@ -42,43 +45,54 @@ class RotaryConfig:
     attention_factor: float = 1.0
     query_scale_beta: float | None = None
     original_max_position: int | None = None
+    rule: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
 
 
 def read_rotary(
-    keys: Keys, head_dim: int, *, default_theta: float | None = None, query_scale: bool = False
+    keys: Keys,
+    head_dim: int,
+    *,
+    default_theta: float | None = None,
+    query_scale: bool = False,
+    partial: bool = False,
+    nested_theta_wins: bool = False,
 ) -> RotaryConfig:
     """Rotary settings of a config, from either layout (`rope_theta` + `rope_scaling`, or `rope_parameters`).
 
     Args:
         keys: the whole config; faults are noted in it, and the result means nothing where there is one.
-        head_dim: size of a head, an even number; all of it is rotated.
+        head_dim: size of a head, an even number.
         default_theta: base where the config names none; None makes it required.
         query_scale: whether the family knows `llama_4_scaling_beta`.
+        partial: whether `partial_rotary_factor` may leave a part of each head as it is; else all of it is rotated.
+        nested_theta_wins: whether a `rope_theta` beside the section may differ from the one inside, which is the one
+            that counts; else that is a fault.
     """
     keys.agree("rope_parameters", "rope_scaling")
     layout = "rope_parameters" if keys.given("rope_parameters") else "rope_scaling"
     scaling = keys.section(layout)
     kind = _kind(scaling)
-    theta = _theta(keys, scaling, default_theta)
-    for place in (keys, scaling):
-        place.only("partial_rotary_factor", 1.0, "only rotating the whole head (1.0) is supported")
+    theta = _theta(keys, scaling, default_theta, nested_theta_wins)
+    rotated = _rotated_size(keys, scaling, head_dim, partial)
     beta, original = _query_scale(scaling) if query_scale else (None, None)
 
     attention_factor = 1.0
     with np.errstate(all="ignore"):  # senseless settings end in frequencies that are refused below
-        frequencies = 1.0 / _periods(theta, head_dim)
+        frequencies = 1.0 / _periods(theta, rotated)
         if kind == "linear":
             frequencies = frequencies / np.float32(scaling.number("factor"))
         elif kind == "llama3":
             frequencies = _llama3(frequencies, scaling)
         elif kind == "yarn":
-            frequencies, attention_factor = _yarn(theta, head_dim, scaling)
+            frequencies, attention_factor = _yarn(theta, rotated, scaling)
     if kind is not None:
         scaling.refuse_unknown(_IGNORED)
     if not keys.faults:
         usable = np.all(np.isfinite(frequencies) & (frequencies > 0)) and np.all(np.diff(frequencies) <= 0)
         keys.require(bool(usable), "gives frequencies that are not positive and falling", layout, "rope_theta")
-    return RotaryConfig(kind or "default", theta, tuple(map(float, frequencies)), attention_factor, beta, original)
+    angles = tuple(map(float, frequencies))
+    rule = tuple(scaling.content().items())
+    return RotaryConfig(kind or "default", theta, angles, attention_factor, beta, original, rule)
 
 
 def _kind(scaling: Keys) -> RotaryKind | None:
@@ -91,15 +105,32 @@ def _kind(scaling: Keys) -> RotaryKind | None:
     return cast(RotaryKind, kind) if kind in supported else None
 
 
-def _theta(keys: Keys, scaling: Keys, default: float | None) -> float:
+def _theta(keys: Keys, scaling: Keys, default: float | None, nested_wins: bool) -> float:
     """The base, which either level may name."""
     place = scaling if scaling.given("rope_theta") else keys
     theta = place.number("rope_theta", default)
     place.require(theta > 1.0, "must be greater than 1", "rope_theta")
-    if scaling.given("rope_theta") and keys.given("rope_theta"):
+    if scaling.given("rope_theta") and keys.given("rope_theta") and not nested_wins:
         why = f"must be equal to the other rope_theta, {shown(theta)}"
         keys.require(keys.number("rope_theta") == theta, why, "rope_theta")
     return theta
+
+
+def _rotated_size(keys: Keys, scaling: Keys, head_dim: int, partial: bool) -> int:
+    """How many of a head's numbers are rotated."""
+    name = "partial_rotary_factor"
+    if not partial:
+        for place in (keys, scaling):
+            place.only(name, 1.0, "only rotating the whole head (1.0) is supported")
+        return head_dim
+    place = scaling if scaling.given(name) else keys
+    size = place.number(name, 1.0, limit=1.0) * head_dim
+    pairs = round(size / 2)
+    whole = pairs >= 1 and math.isclose(size, 2 * pairs)
+    place.require(whole, f"must give an even whole number of the {head_dim} numbers of a head", name)
+    if scaling.given(name) and keys.given(name):
+        keys.require(keys.number(name) * head_dim == size, f"must be equal to the other {name}", name)
+    return 2 * pairs if whole else head_dim
 
 
 def _query_scale(scaling: Keys) -> tuple[float | None, int | None]:

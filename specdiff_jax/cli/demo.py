@@ -58,7 +58,7 @@ def compare(entry: dict[str, Any]) -> list[dict[str, Any]]:
         results = sd.generate(
             model,
             quiz.prompts,
-            build_method(asked["method"], MethodFlags(**flags), entry["model"]),
+            build_method(asked["method"], MethodFlags(**flags), entry["model"])(model),
             max_new_tokens=entry["max_new_tokens"],
             on_result=lambda index, result: note(shown(quiz.prompts[index], result.text)),
         )

@@ -39,7 +39,9 @@ def generate(
     ] = None,
     delta: Annotated[float | None, typer.Option(help="Relative residual up to which specfold folds a row.")] = None,
     budget: Annotated[int | None, typer.Option(help="Draft states that are verified together.")] = None,
-    block_size: Annotated[int | None, typer.Option(help="Tokens of a diffusion block.")] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens of a diffusion block, or of a verification of dflash.")
+    ] = None,
     force: Annotated[
         bool | None,
         typer.Option(
@@ -66,7 +68,7 @@ def generate(
     if stream and batch_size > 1:
         raise InputError("--stream prints one text at a time: leave out --batch-size")
     flags = MethodFlags(drafter, graph, threshold, delta, budget, block_size, force)
-    chosen = build_method(method, flags, model)
+    make_method = build_method(method, flags, model)
     keep_compiled_programs()
 
     import specdiff_jax as sd
@@ -80,10 +82,11 @@ def generate(
         print("" if stream else result.text, flush=True)
         note(_counters(identity, result))
 
+    target = sd.load(model, dtype=dtype or ("float32" if exact else None), tensor_parallel=tensor_parallel)
     sd.generate(
-        sd.load(model, dtype=dtype or ("float32" if exact else None), tensor_parallel=tensor_parallel),
+        target,
         [entry.prompt for entry in entries],
-        chosen,
+        make_method(target),
         max_new_tokens=max_new_tokens,
         temperature=temperature,
         top_p=top_p,

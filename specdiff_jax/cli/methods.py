@@ -11,6 +11,7 @@ from specdiff_jax.errors import InputError
 
 if TYPE_CHECKING:
     from specdiff_jax.decode.methods import Method
+    from specdiff_jax.loading import Model
 
 MethodName = Literal["autoregressive", "vanilla", "spiffy", "specfold", "dflash"]
 
@@ -34,11 +35,11 @@ class _Entry:
 
     Attributes:
         reads: names of the flags that it reads.
-        build: the method from its flags and the name of the model.
+        prepare: from its flags and the name of the model to what makes it, given the loaded model.
     """
 
     reads: frozenset[str]
-    build: Callable[[MethodFlags, str], Method]
+    prepare: Callable[[MethodFlags, str], Callable[[Model], Method]]
 
 
 def _autoregressive(flags: MethodFlags, model: str) -> Method:
@@ -76,6 +77,20 @@ def _specfold(flags: MethodFlags, model: str) -> Method:
     return SpecFold(**given) if flags.delta is None else SpecFold(**given, delta=flags.delta)
 
 
+def _dflash(flags: MethodFlags, model: str) -> Callable[[Model], Method]:
+    drafter, block_size = flags.drafter, flags.block_size
+    if drafter is None:
+        raise InputError(f"method dflash needs a drafter that was made for {model}: give one with --drafter")
+
+    def make(target: Model) -> Method:
+        from specdiff_jax.decode.methods import DFlash
+        from specdiff_jax.drafter_loading import load_drafter  # type: ignore[attr-defined]
+
+        return DFlash(load_drafter(drafter, target), block_size)
+
+    return make
+
+
 def _own_graph(model: str) -> Path:
     """The draft graph that lies in a model's own folder."""
     from convert.resolve import resolve
@@ -88,25 +103,34 @@ def _own_graph(model: str) -> Path:
     return path
 
 
-METHODS: dict[str, _Entry] = {
-    "autoregressive": _Entry(frozenset(), _autoregressive),
-    "vanilla": _Entry(frozenset({"threshold", "block_size", "force"}), _vanilla),
-    "spiffy": _Entry(frozenset({"graph", "budget", "threshold", "force"}), _spiffy),
-    "specfold": _Entry(frozenset({"graph", "budget", "threshold", "force", "delta"}), _specfold),
+def _for_any(build: Callable[[MethodFlags, str], Method]) -> Callable[[MethodFlags, str], Callable[[Model], Method]]:
+    """For a method that needs no loaded model: it is made, and its flags are checked, before that is waited for."""
+
+    def prepare(flags: MethodFlags, model: str) -> Callable[[Model], Method]:
+        method = build(flags, model)
+        return lambda target: method
+
+    return prepare
+
+
+METHODS: dict[MethodName, _Entry] = {
+    "autoregressive": _Entry(frozenset(), _for_any(_autoregressive)),
+    "vanilla": _Entry(frozenset({"threshold", "block_size", "force"}), _for_any(_vanilla)),
+    "spiffy": _Entry(frozenset({"graph", "budget", "threshold", "force"}), _for_any(_spiffy)),
+    "specfold": _Entry(frozenset({"graph", "budget", "threshold", "force", "delta"}), _for_any(_specfold)),
+    "dflash": _Entry(frozenset({"drafter", "block_size"}), _dflash),
 }
 
 
-def build_method(name: MethodName, flags: MethodFlags, model: str) -> Method:
-    """The method called `name`.
+def build_method(name: MethodName, flags: MethodFlags, model: str) -> Callable[[Model], Method]:
+    """What makes the method called `name`, given the loaded model; all that can be checked before is checked.
 
     Raises:
-        InputError: the method is not available, or a flag is given that it does not read.
+        InputError: a flag is given that the method does not read, or one that it needs is missing or out of range.
     """
-    if name not in METHODS:
-        raise InputError(f"method {name} is not available for {model}: choose {' or '.join(METHODS)}")
     entry = METHODS[name]
     for field in fields(flags):
         if getattr(flags, field.name) is not None and field.name not in entry.reads:
             flag = "--" + field.name.replace("_", "-")
             raise InputError(f"{flag} has no effect with --method {name}: leave it out")
-    return entry.build(flags, model)
+    return entry.prepare(flags, model)

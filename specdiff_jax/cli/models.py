@@ -1,4 +1,4 @@
-"""`specdiff models`: the models that have a name."""
+"""`specdiff models`: the models and drafters that have a name."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from specdiff_jax.cli.output import JsonFlag, print_json, print_table
 
 
 def models(as_json: JsonFlag = False) -> None:
-    """List the models that come in a Python package, this one or another, and need no path."""
+    """List the models and drafters that come in a Python package, this one or another, and need no path."""
     from convert.resolve import bundled_models
 
-    keys = ("name", "description", "available", "command")
+    keys = ("name", "kind", "description", "available", "command")
     rows = [{key: getattr(model, key) for key in keys} for model in bundled_models()]
     if as_json:
         for row in rows:

@@ -36,7 +36,7 @@ def profile(
 
     check_free(out)
     entries = read_prompts(prompts)
-    method = build_method("specfold", MethodFlags(graph=graph, delta=delta), model)
+    make_method = build_method("specfold", MethodFlags(graph=graph, delta=delta), model)
     keep_compiled_programs()
 
     from rich.console import Console
@@ -46,8 +46,9 @@ def profile(
     from specdiff_jax.decode.profiling import profile as verifications_of
     from specdiff_jax.fold_profile import summarize
 
-    assert isinstance(method, sd.SpecFold)
     target = sd.load(model, dtype=dtype)
+    method = make_method(target)
+    assert isinstance(method, sd.SpecFold)
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("verifying drafts", total=len(entries))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -18,28 +19,58 @@ def _train() -> None:
     """Train a model from a recipe."""
 
 
+RecipeFlag = Annotated[Path, typer.Option(metavar="RECIPE.toml", help="What to train, on what, how.")]
+OutFlag = Annotated[Path, typer.Option(metavar="DIR", help="The folder of the run, which doesn't exist yet.")]
+DataFlag = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Where the recipe's data files are [the recipe's folder].")
+]
+ResumeFlag = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in --out from its newest checkpoint, or begin it.")
+]
+
+
 @train.command()
 def block_diffusion(
-    recipe: Annotated[Path, typer.Option(metavar="RECIPE.toml", help="What to train, on what, how.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="The folder of the run, which doesn't exist yet.")],
-    data: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Where the recipe's data files are [the recipe's folder].")
-    ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the run in --out from its newest checkpoint, or begin it.")
-    ] = False,
-    as_json: JsonFlag = False,
+    recipe: RecipeFlag, out: OutFlag, data: DataFlag = None, resume: ResumeFlag = False, as_json: JsonFlag = False
 ) -> None:
     """Train a block-diffusion model, or the autoregressive one to compare it with; DIR/model is the result."""
     keep_compiled_programs()
 
-    from specdiff_jax.train.log import read_log
-    from specdiff_jax.train.loop import LOG, NonFiniteLossError
     from specdiff_jax.train.recipe import read_recipe
     from specdiff_jax.train.run import run
 
+    _report(lambda: run(read_recipe(recipe, data), out, draw=draw_problems, resume=resume, note=note), out, as_json)
+
+
+@train.command()
+def drafter(
+    recipe: RecipeFlag,
+    out: OutFlag,
+    data: DataFlag = None,
+    resume: ResumeFlag = False,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Replace a setting of the recipe; may come again."),
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Train a DFlash drafter for an autoregressive model on that model's own responses; DIR/model is the result."""
+    keep_compiled_programs()
+
+    from specdiff_jax.train.drafter_recipe import read_drafter_recipe
+    from specdiff_jax.train.drafter_run import run_drafter
+
+    read = read_drafter_recipe(recipe, data, changes or ())
+    _report(lambda: run_drafter(read, out, resume=resume, note=note), out, as_json)
+
+
+def _report(run: Callable[[], Path], out: Path, as_json: bool) -> None:
+    """Train, and say where the model is and how training ended."""
+    from specdiff_jax.train.log import read_log
+    from specdiff_jax.train.loop import LOG, NonFiniteLossError
+
     try:
-        model = run(read_recipe(recipe, data), out, draw=draw_problems, resume=resume, note=note)
+        model = run()
     except NonFiniteLossError as error:
         note(f"training stopped at {error}")
         raise typer.Exit(1) from None

@@ -10,10 +10,18 @@ from typing import Literal
 import jax.numpy as jnp
 import numpy as np
 
-from specdiff_jax.decode import autoregressive, block_diffusion, linear_speculation, spiffy
+from specdiff_jax.decode import autoregressive, block_diffusion, dflash, linear_speculation, spiffy
 from specdiff_jax.decode.graph_key import graph_key
 from specdiff_jax.decode.loop import BatchResult, OnTokens
-from specdiff_jax.decode.methods import Autoregressive, LinearSpeculation, Method, Spiffy, Vanilla, denoising_spec
+from specdiff_jax.decode.methods import (
+    Autoregressive,
+    DFlash,
+    LinearSpeculation,
+    Method,
+    Spiffy,
+    Vanilla,
+    denoising_spec,
+)
 from specdiff_jax.decode.requests import Prompt, Requests, check_lengths, encode_prompt, make_requests, row_keys
 from specdiff_jax.decode.sampling import sampling
 from specdiff_jax.draft_graph import check_graph
@@ -119,7 +127,7 @@ def generate(
         raise InputError(f"a batch of {batch} does not divide over {data_parallel} data-parallel devices")
     encoded = [encode_prompt(model, prompt, chat) for prompt in prompts]
     check_lengths(model, encoded, max_new_tokens)
-    if not isinstance(method, Autoregressive):
+    if not isinstance(method, Autoregressive | DFlash):
         check_no_mask(model, encoded)
     keys = row_keys(seed, len(prompts))
 
@@ -175,6 +183,8 @@ def _run(
             return autoregressive.run(model, requests, method, limit, on_tokens)
         case Vanilla():
             return block_diffusion.run(model, requests, method, limit, on_tokens)
+        case DFlash():
+            return dflash.run(model, requests, method, limit, on_tokens, serial=exact)
         case LinearSpeculation():
             return linear_speculation.run(model, requests, method, limit, on_tokens)
         case Spiffy():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from specdiff_jax.block_spec import BlockSpec, block_spec
 from specdiff_jax.config import ModelConfig
 from specdiff_jax.draft_graph import DraftGraph
+from specdiff_jax.drafter_loading import Drafter
 from specdiff_jax.errors import InputError
 from specdiff_jax.folded_attention import FoldedAttention
 
@@ -56,6 +57,38 @@ class LinearSpeculation:
 
     The tokens are those that `Autoregressive` gives (Nemotron-Labs-Diffusion's linear self-speculation).
     """
+
+
+@dataclass(frozen=True)
+class DFlash:
+    """A small drafter fills a block in one forward, from features of the target, which verifies it in another.
+
+    The tokens are those that `Autoregressive` gives.
+
+    Attributes:
+        drafter: made for the target.
+        block_size: tokens of a verification, the newest one and the drafts behind it; at most as many as the drafter
+            was trained to fill, which is what None stands for. The drafter's block is then shorter, too.
+
+    Raises:
+        InputError: the block size is out of range.
+    """
+
+    drafter: Drafter
+    block_size: int | None = None
+
+    def __post_init__(self) -> None:
+        trained = self.drafter.config.block_size
+        if self.block_size is not None and not 2 <= self.block_size <= trained:
+            raise InputError(
+                f"block_size must be from 2 to {trained}, which {self.drafter.name} was trained for, "
+                f"not {self.block_size}"
+            )
+
+    @property
+    def width(self) -> int:
+        """Tokens of a verification."""
+        return self.block_size or self.drafter.config.block_size
 
 
 @dataclass(frozen=True)
@@ -130,7 +163,7 @@ class SpecFold(Spiffy):
             raise InputError(f"buckets must be at least 1, not {self.buckets}")
 
 
-Method = Autoregressive | Vanilla | LinearSpeculation | Spiffy | SpecFold
+Method = Autoregressive | Vanilla | LinearSpeculation | DFlash | Spiffy | SpecFold
 
 
 def denoising_spec(config: ModelConfig, method: Vanilla) -> BlockSpec:

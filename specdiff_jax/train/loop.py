@@ -7,7 +7,7 @@ newest checkpoint as if nothing had been.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -25,11 +25,18 @@ from specdiff_jax.errors import InputError
 from specdiff_jax.parallel import make_mesh
 from specdiff_jax.train.checkpoints import Checkpoints, TrainState
 from specdiff_jax.train.log import TrainingLog
-from specdiff_jax.train.objectives import Objective
 from specdiff_jax.train.optimizer import OptimizerSettings, make_optimizer, make_schedule
 from specdiff_jax.train.order import rows_of_steps
 from specdiff_jax.train.packing import PackedTexts
-from specdiff_jax.train.programs import TEXT_TOKENS, Loss, compile_steps, make_evaluation, make_loss, on_devices
+from specdiff_jax.train.programs import (
+    TEXT_TOKENS,
+    Loss,
+    Params,
+    Streamed,
+    compile_steps,
+    make_evaluation,
+    on_devices,
+)
 from specdiff_jax.train.progress import TrainingProgress
 
 LOG = "log.csv"
@@ -66,26 +73,31 @@ class LoopSettings:
 def train(
     settings: LoopSettings,
     optimizer_settings: OptimizerSettings,
-    graphdef: nnx.GraphDef,
+    loss: Loss,
     params: nnx.State,
     texts: PackedTexts,
-    objective: Objective,
     out: Path,
     validation: PackedTexts | None = None,
+    *,
+    frozen: nnx.State | None = None,
+    streamed: Streamed | None = None,
+    measure: Mapping[str, Callable[[Params], float | None]] | None = None,
 ) -> nnx.State:
-    """Minimise an objective, from the newest checkpoint in the folder on, or from the start where there is none.
+    """Minimise a loss, from the newest checkpoint in the folder on, or from the start where there is none.
 
     All devices share the rows of a batch. The folder gets log.csv and checkpoints/; progress is on stderr.
 
     Args:
         settings: for how long.
         optimizer_settings: how.
-        graphdef: the decoder without its weights.
-        params: its initial weights.
+        loss: what to minimise.
+        params: the initial weights.
         texts: what to learn.
-        objective: what to minimise.
         out: the folder of the run, which exists.
         validation: texts whose loss is measured, always with the same masks, where a checkpoint is written.
+        frozen: weights that the loss reads beside those that are trained; none by default.
+        streamed: what batches have beside the texts, from the host; nothing by default.
+        measure: what else is measured where a checkpoint is written, by column of the log.
 
     Returns:
         the trained weights, float32.
@@ -97,26 +109,27 @@ def train(
     mesh = _data_mesh(settings.batch_rows)
     optimizer = make_optimizer(optimizer_settings, settings.steps, named(params))
     rate = make_schedule(optimizer_settings, optimizer_settings.learning_rate, settings.steps)
-    loss = make_loss(graphdef, params, objective, settings.dtype)
     state = _initial_state(params, optimizer, mesh)
-    evaluate = None
+    placed = jax.device_put(nnx.State({}) if frozen is None else frozen, NamedSharding(mesh, P()))
+    measures = dict(measure or {})
     if validation is not None:
-        evaluate = make_evaluation(loss, settings.seed, mesh, validation, settings.batch_rows)
+        evaluate = make_evaluation(loss, settings.seed, mesh, validation, settings.batch_rows, placed)
+        measures = {"validation_loss": evaluate, **measures}
     with Checkpoints(out / CHECKPOINTS, settings.keep) as checkpoints:
         newest = checkpoints.newest()
         if newest is not None:
             state = checkpoints.restore(newest, state)
         first = newest or 0
         log = TrainingLog(out / LOG, first // settings.log_every)
-        chunks = _chunks(settings, optimizer, loss, mesh, texts, first, state)
+        chunks = _chunks(settings, optimizer, loss, mesh, texts, placed, streamed or {}, first, state)
         with TrainingProgress(first, settings.steps) as progress:
             for chunk in chunks:
                 state = chunk.state
                 is_checkpoint = chunk.step % settings.checkpoint_every == 0 or chunk.step == settings.steps
                 row: dict[str, int | float | None] = {"step": chunk.step, "loss": chunk.loss, **chunk.metrics}
                 row["learning_rate"] = float(rate(chunk.step - 1))
-                if evaluate is not None:
-                    row["validation_loss"] = evaluate(state.params) if is_checkpoint else None
+                for name, measured in measures.items():
+                    row[name] = measured(state.params) if is_checkpoint else None
                 log.append(row, chunk.tokens, chunk.seconds)
                 progress.update(chunk.step, chunk.loss, chunk.tokens / chunk.seconds)
                 if is_checkpoint:
@@ -150,6 +163,8 @@ def _chunks(
     loss: Loss,
     mesh: Mesh,
     texts: PackedTexts,
+    frozen: nnx.State,
+    streamed: Streamed,
     first: int,
     state: TrainState,
 ) -> Iterator[_Chunk]:
@@ -157,12 +172,13 @@ def _chunks(
     if first == settings.steps:
         return iter(())
     data, count, batch_rows = on_devices(texts, mesh), settings.log_every, settings.batch_rows
-    run = compile_steps(loss, optimizer, settings.seed, mesh, state, data, (count, batch_rows))
+    run = compile_steps(loss, optimizer, settings.seed, mesh, state, data, frozen, streamed, (count, batch_rows))
 
     def chunks(state: TrainState) -> Iterator[_Chunk]:
         for step in range(first, settings.steps, count):
             start = time.perf_counter()
-            state, measured = run(state, data, rows_of_steps(settings.seed, texts.rows, batch_rows, step, count), step)
+            rows = rows_of_steps(settings.seed, texts.rows, batch_rows, step, count)
+            state, measured = run(state, data, frozen, rows, step)
             metrics = {name: np.asarray(values, np.float64) for name, values in measured.items()}
             seconds = time.perf_counter() - start
             _check_finite(metrics, step)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from convert.checkpoint import open_checkpoint
+from convert.listing import listed
 from convert.resolve import resolve
 from specdiff_jax.block_spec import block_spec
 from specdiff_jax.config import parse_config, read_stop_ids
@@ -43,7 +44,7 @@ def prepare(recipe: Recipe, draw: Draw) -> Prepared:
     if isinstance(data, TaskData):
         texts, validation = pack_drawn(draw, data.examples_per_task, data.seed, layout), None
     else:
-        texts, validation = _stored(data, layout, config.vocab_size)
+        texts, validation = stored_texts(data, layout, config.vocab_size)
     return Prepared(settings.config, settings.generation_config, settings.text_files, texts, validation)
 
 
@@ -70,8 +71,17 @@ def _fresh(model: FreshModel, data: TaskData | TokenData, draw: Draw) -> _Settin
     return _Settings(model.config, {}, train_tokenizer(texts, model.vocab_size))
 
 
-def _stored(data: TokenData, layout: Layout, vocab_size: int) -> tuple[PackedTexts, PackedTexts | None]:
+def stored_texts(data: TokenData, layout: Layout, vocab_size: int) -> tuple[PackedTexts, PackedTexts | None]:
+    """Packed texts to train on, and those to validate on, if there are any.
+
+    Raises:
+        InputError: a file doesn't fit, holds a token beyond the vocabulary, or leaves nothing to train on.
+    """
     training, held_out = read_token_files(data.prompts, data.responses, data.max_repeat_percent, data.holdout)
+    if not training:
+        raise InputError(
+            f"{listed([str(file) for file in data.responses])}: every response is held out or repeats itself too much"
+        )
     texts, *validation = (
         pack(examples, layout.width, layout.spec, layout.stop_id) for examples in (training, held_out) if examples
     )

@@ -22,21 +22,31 @@ from specdiff_jax.train.packing import PackedTexts
 TEXT_TOKENS = "text_tokens"
 """Metric of a step: tokens that are no padding."""
 
+ROWS = "rows"
+"""In a batch: which rows of the texts they are."""
+
+FEATURES = "features"
+"""In a batch, where they are streamed: a target's features of every token."""
+
 Params: TypeAlias = dict[str, Array]
 """Float32 parameters by their dotted names."""
 
-Loss: TypeAlias = Callable[[Params, Batch, Key[Array, ""]], tuple[Float[Array, ""], Metrics]]
+Loss: TypeAlias = Callable[[Params, nnx.State, Batch, Key[Array, ""]], tuple[Float[Array, ""], Metrics]]
+"""(parameters, weights that stay as they are, batch, key) -> loss, metrics."""
 
 Texts: TypeAlias = Mapping[str, Array]
 """`PackedTexts` on the devices, all rows, in the small integer types that they came in."""
 
+Streamed: TypeAlias = Mapping[str, np.ndarray]
+"""Arrays [rows, ...] that stay on the host: a batch has those of its rows, under the same names."""
+
 StepsProgram: TypeAlias = Callable[
-    [TrainState, Texts, Int32[np.ndarray, "steps batch"], int], tuple[TrainState, Metrics]
+    [TrainState, Texts, nnx.State, Int32[np.ndarray, "steps batch"], int], tuple[TrainState, Metrics]
 ]
 
 
 def make_loss(graphdef: nnx.GraphDef, abstract: nnx.State, objective: Objective, dtype: str) -> Loss:
-    """An objective as a function of float32 parameters, computed in `dtype`.
+    """An objective as a function of float32 parameters, all of which it trains, computed in `dtype`.
 
     Args:
         graphdef: the decoder without its weights.
@@ -45,7 +55,8 @@ def make_loss(graphdef: nnx.GraphDef, abstract: nnx.State, objective: Objective,
         dtype: of weights and activations.
     """
 
-    def loss(params: Params, batch: Batch, key: Key[Array, ""]) -> tuple[Float[Array, ""], Metrics]:
+    def loss(params: Params, frozen: nnx.State, batch: Batch, key: Key[Array, ""]) -> tuple[Float[Array, ""], Metrics]:
+        del frozen
         computed = {name: array.astype(dtype) for name, array in params.items()}
         return objective(nnx.merge(graphdef, with_arrays(abstract, computed)), batch, key)
 
@@ -65,9 +76,11 @@ def compile_steps(
     mesh: Mesh,
     state: TrainState,
     texts: Texts,
+    frozen: nnx.State,
+    streamed: Streamed,
     shape: tuple[int, int],
 ) -> StepsProgram:
-    """Compile (state, texts, rows of each step, number of the first step) -> (state, metrics of each step).
+    """Compile (state, texts, frozen, rows of each step, number of the first step) -> (state, metrics of each step).
 
     The state is donated. Compiled ahead of time, it can't be compiled again by mistake.
 
@@ -78,15 +91,22 @@ def compile_steps(
         mesh: the devices, which share each batch.
         state: parameters and moments.
         texts: what to learn.
+        frozen: weights that the loss reads and that stay as they are.
+        streamed: what else a batch has, from the host.
         shape: number of steps, rows a step.
     """
 
     def one_step(
-        state: TrainState, texts: Texts, rows: Int32[Array, " batch"], number: Int32[Array, ""]
+        state: TrainState,
+        texts: Texts,
+        frozen: nnx.State,
+        rows: Int32[Array, " batch"],
+        given: Mapping[str, Array],
+        number: Int32[Array, ""],
     ) -> tuple[TrainState, Metrics]:
-        batch = _take(texts, rows, mesh)
+        batch = {**_take(texts, rows, mesh), **given}
         key = jax.random.fold_in(jax.random.key(seed), number)
-        (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, batch, key)
+        (value, metrics), gradients = jax.value_and_grad(loss, has_aux=True)(state.params, frozen, batch, key)
         updates, moments = optimizer.update(gradients, state.optimizer, state.params)
         measured = {
             **metrics,
@@ -97,41 +117,63 @@ def compile_steps(
         return TrainState(optax.apply_updates(state.params, updates), moments), measured
 
     def steps(
-        state: TrainState, texts: Texts, rows: Int32[Array, "steps batch"], first: Int32[Array, ""]
+        state: TrainState,
+        texts: Texts,
+        frozen: nnx.State,
+        rows: Int32[Array, "steps batch"],
+        given: Mapping[str, Array],
+        first: Int32[Array, ""],
     ) -> tuple[TrainState, Metrics]:
         numbers = first + jnp.arange(rows.shape[0], dtype=jnp.int32)
-        return jax.lax.scan(lambda state, inputs: one_step(state, texts, *inputs), state, (rows, numbers))
+        return jax.lax.scan(
+            lambda state, inputs: one_step(state, texts, frozen, *inputs), state, (rows, given, numbers)
+        )
 
     everywhere, split = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, "data"))
     program = jax.jit(
-        steps, donate_argnums=0, in_shardings=(everywhere, everywhere, split, everywhere), out_shardings=everywhere
+        steps,
+        donate_argnums=0,
+        in_shardings=(everywhere, everywhere, everywhere, split, split, everywhere),
+        out_shardings=everywhere,
     )
     rows = jax.ShapeDtypeStruct(shape, jnp.int32)
-    compiled = program.lower(state, texts, rows, jax.ShapeDtypeStruct((), jnp.int32)).compile()
-    return lambda state, texts, rows, first: compiled(state, texts, rows, np.int32(first))
+    given = {name: jax.ShapeDtypeStruct((*shape, *array.shape[1:]), array.dtype) for name, array in streamed.items()}
+    compiled = program.lower(state, texts, frozen, rows, given, jax.ShapeDtypeStruct((), jnp.int32)).compile()
+
+    def run(
+        state: TrainState, texts: Texts, frozen: nnx.State, rows: Int32[np.ndarray, "steps batch"], first: int
+    ) -> tuple[TrainState, Metrics]:
+        given = {name: array[rows] for name, array in streamed.items()}
+        return compiled(state, texts, frozen, rows, given, np.int32(first))
+
+    return run
 
 
 def make_evaluation(
-    loss: Loss, seed: int, mesh: Mesh, texts: PackedTexts, batch_rows: int
+    loss: Loss, seed: int, mesh: Mesh, texts: PackedTexts, batch_rows: int, frozen: nnx.State
 ) -> Callable[[Params], float]:
     """A function from parameters to the mean loss of all batches of the texts, with the same masks every time.
 
-    To fill the last batch, rows from the start come again.
+    To fill the last batch, rows from the start come again. Nothing is streamed: the loss makes it anew.
     """
     batches = -(-texts.rows // batch_rows)
     rows = (np.arange(batches * batch_rows) % texts.rows).astype(np.int32).reshape(batches, batch_rows)
     data = on_devices(texts, mesh)
 
     @jax.jit
-    def evaluate(params: Params, data: Texts, rows: Int32[Array, "batches batch"]) -> Float[Array, ""]:
+    def evaluate(
+        params: Params, frozen: nnx.State, data: Texts, rows: Int32[Array, "batches batch"]
+    ) -> Float[Array, ""]:
         keys = jax.random.split(jax.random.key(seed), rows.shape[0])
-        return jnp.mean(jax.lax.map(lambda given: loss(params, _take(data, given[0], mesh), given[1])[0], (rows, keys)))
+        return jnp.mean(
+            jax.lax.map(lambda given: loss(params, frozen, _take(data, given[0], mesh), given[1])[0], (rows, keys))
+        )
 
-    return lambda params: float(evaluate(params, data, rows))
+    return lambda params: float(evaluate(params, frozen, data, rows))
 
 
 def _take(texts: Texts, rows: Int32[Array, " batch"], mesh: Mesh) -> Batch:
     """Some rows as an objective takes them, shared among the devices."""
-    taken = {name: array[rows] for name, array in texts.items()}
+    taken = {ROWS: rows, **{name: array[rows] for name, array in texts.items()}}
     batch = {name: array if array.dtype == bool else array.astype(jnp.int32) for name, array in taken.items()}
     return jax.lax.with_sharding_constraint(batch, NamedSharding(mesh, P("data")))

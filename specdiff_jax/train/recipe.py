@@ -160,15 +160,14 @@ def read_recipe(path: Path, data: Path | None = None) -> Recipe:
     Raises:
         InputError: it can't be read or isn't TOML, or, in one line, every key that is missing, wrong or unknown.
     """
-    text, content = _read_toml(path)
+    text, content = read_toml(path)
     keys = Keys(content)
     model = _model(keys, content, path.parent)
     objective = _objective(keys.section("objective"))
-    optimizer = _optimizer(keys.section("optimizer"))
+    optimizer = read_optimizer(keys.section("optimizer"))
     run = keys.section("run")
-    loop = _loop(run, optimizer)
-    width = run.count("width")
-    weights = cast(Weights, run.choice("weights", ("int8", "bfloat16", "float32")))
+    loop = read_loop(run, optimizer)
+    width, weights = run.count("width"), read_weights(run)
     run.refuse_unknown()
     texts = _data(keys.section("data"), path.parent if data is None else data)
     if isinstance(texts, TokenData) and isinstance(model, FreshModel):
@@ -183,13 +182,13 @@ def read_recipe(path: Path, data: Path | None = None) -> Recipe:
     return recipe
 
 
-def check_same(recipe: Recipe, file: Path) -> None:
-    """Refuse a recipe that says anything else than the one in a file, comments aside.
+def check_same(content: Mapping[str, Any], file: Path) -> None:
+    """Refuse a recipe, given by what it says, that says anything else than the one in a file.
 
     Raises:
         InputError: it does, naming the first key; or the file can't be read.
     """
-    before, now = _flat(_read_toml(file)[1]), _flat(recipe.content)
+    before, now = _flat(read_toml(file)[1]), _flat(content)
     for key in (*now, *before):
         if before.get(key) != now.get(key):
             values = [shown(values[key]) if key in values else "nothing" for values in (now, before)]
@@ -199,7 +198,12 @@ def check_same(recipe: Recipe, file: Path) -> None:
             )
 
 
-def _read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+def read_toml(path: Path) -> tuple[str, dict[str, Any]]:
+    """A file as it stands, and what it says.
+
+    Raises:
+        InputError: it can't be read or isn't TOML.
+    """
     try:
         text = path.read_text(encoding="utf-8")
         return text, tomllib.loads(text)
@@ -241,32 +245,41 @@ def _model(keys: Keys, content: Mapping[str, Any], folder: Path) -> FreshModel |
 
 
 def _adapted(section: Keys, folder: Path) -> AdaptedModel:
-    init = section.text("init", "")
-    beside = folder / init
+    init = beside(section.text("init", ""), folder)
     block_size = section.count("block_size") if section.given("block_size") else None
     mask_token_id = section.token_id("mask_token_id")
     both = section.given("block_size") == section.given("mask_token_id")
     section.require(both, "block_size and mask_token_id go together", "block_size", "mask_token_id")
     section.refuse_unknown()
-    return AdaptedModel(str(beside) if beside.exists() else init, block_size, mask_token_id)
+    return AdaptedModel(init, block_size, mask_token_id)
+
+
+def beside(model: str, folder: Path) -> str:
+    """A model's name, or its path where it stands in the folder."""
+    return str(folder / model) if (folder / model).exists() else model
 
 
 def _data(section: Keys, folder: Path) -> TaskData | TokenData:
-    data: TaskData | TokenData
-    if section.choice("source", ("tasks", "tokens")) == "tasks":
-        data = TaskData(section.count("examples_per_task"), section.count("seed", least=0))
-    else:
-        section.need("prompts")
-        section.need("responses")
-        responses = section.items("responses")
-        named = bool(responses) and all(isinstance(name, str) for name in responses)
-        section.require(named, "must be a list of file names", "responses")
-        data = TokenData(
-            folder / section.text("prompts", ""),
-            tuple(folder / name for name in responses if isinstance(name, str)),
-            section.count("max_repeat_percent", limit=100, least=0),
-            section.count("holdout", least=0),
-        )
+    if section.choice("source", ("tasks", "tokens")) == "tokens":
+        return read_token_data(section, folder)
+    data = TaskData(section.count("examples_per_task"), section.count("seed", least=0))
+    section.refuse_unknown()
+    return data
+
+
+def read_token_data(section: Keys, folder: Path) -> TokenData:
+    """Stored texts, whose files are relative to the folder; faults are noted in the section."""
+    section.need("prompts")
+    section.need("responses")
+    responses = section.items("responses")
+    named = bool(responses) and all(isinstance(name, str) for name in responses)
+    section.require(named, "must be a list of file names", "responses")
+    data = TokenData(
+        folder / section.text("prompts", ""),
+        tuple(folder / name for name in responses if isinstance(name, str)),
+        section.count("max_repeat_percent", limit=100, least=0),
+        section.count("holdout", least=0),
+    )
     section.refuse_unknown()
     return data
 
@@ -285,7 +298,8 @@ def _objective(section: Keys) -> ObjectiveSettings:
     return ObjectiveSettings(name, options)
 
 
-def _optimizer(section: Keys) -> OptimizerSettings:
+def read_optimizer(section: Keys) -> OptimizerSettings:
+    """How gradients become steps; faults are noted in the section."""
     name = cast(Literal["adamw", "muon"], section.choice("name", ("adamw", "muon")))
     rate = section.number("learning_rate")
     betas = section.items("betas") or [0.9, 0.95]
@@ -306,7 +320,13 @@ def _optimizer(section: Keys) -> OptimizerSettings:
     return settings
 
 
-def _loop(section: Keys, optimizer: OptimizerSettings) -> LoopSettings:
+def read_weights(section: Keys) -> Weights:
+    """How the weights of the finished model are stored; a fault is noted in the section."""
+    return cast(Weights, section.choice("weights", ("int8", "bfloat16", "float32")))
+
+
+def read_loop(section: Keys, optimizer: OptimizerSettings) -> LoopSettings:
+    """For how long a run goes; faults are noted in the section, which may hold more keys."""
     settings = LoopSettings(
         steps=section.count("steps"),
         batch_rows=section.count("batch_rows"),

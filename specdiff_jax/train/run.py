@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from flax import nnx
 
@@ -21,6 +22,7 @@ from specdiff_jax.train.objectives import Objective, fast_dllm_v2, nemotron, nex
 from specdiff_jax.train.plot import plot_loss
 from specdiff_jax.train.prepare import prepare
 from specdiff_jax.train.prepared import Prepared, read_prepared, write_prepared
+from specdiff_jax.train.programs import make_loss
 from specdiff_jax.train.recipe import NEXT_TOKEN, FreshModel, ObjectiveSettings, Recipe, check_same
 from specdiff_jax.train.shards import Draw
 
@@ -53,14 +55,8 @@ def run(recipe: Recipe, out: Path, *, draw: Draw, resume: bool = False, note: Ca
             that of another recipe.
         NonFiniteLossError: the run diverged; it names the step.
     """
-    if os.path.exists(out):
-        if not resume:
-            raise InputError(f"{out}: exists already; give --resume to go on with its run, or choose another --out")
-        if not (out / RECIPE).is_file():
-            raise InputError(f"{out}: holds no run to resume; choose another --out")
-        check_same(recipe, out / RECIPE)
-    else:
-        _begin(recipe, out, draw, note)
+    if not is_begun(recipe.content, out, resume):
+        begin(recipe.text, prepare(recipe, draw), out, note)
     model = out / MODEL
     if model.exists():
         note(f"the run in {out} is finished")
@@ -70,10 +66,9 @@ def run(recipe: Recipe, out: Path, *, draw: Draw, resume: bool = False, note: Ca
     graphdef, _ = abstract_decoder(config, recipe.loop.dtype, None)
     objective = _objective(recipe.objective, config)
     initial = _initial_params(recipe, config)
-    trained = train(
-        recipe.loop, recipe.optimizer, graphdef, initial, prepared.texts, objective, out, prepared.validation
-    )
-    _plot(out, note)
+    loss = make_loss(graphdef, initial, objective, recipe.loop.dtype)
+    trained = train(recipe.loop, recipe.optimizer, loss, initial, prepared.texts, out, prepared.validation)
+    plot(out, note)
     save(
         trained,
         model,
@@ -86,12 +81,28 @@ def run(recipe: Recipe, out: Path, *, draw: Draw, resume: bool = False, note: Ca
     return model
 
 
-def _begin(recipe: Recipe, out: Path, draw: Draw, note: Callable[[str], None]) -> None:
-    """Make the folder of the run, with all that it starts from."""
-    check_free(out)
-    prepared = prepare(recipe, draw)
+def is_begun(content: Mapping[str, Any], out: Path, resume: bool) -> bool:
+    """Whether the run of a recipe, given by what it says, is in its folder; if not, the folder may be made.
+
+    Raises:
+        InputError: the folder exists without `resume`, holds no run, or holds that of another recipe; or it can't be
+            made.
+    """
+    if not os.path.exists(out):
+        check_free(out)
+        return False
+    if not resume:
+        raise InputError(f"{out}: exists already; give --resume to go on with its run, or choose another --out")
+    if not (out / RECIPE).is_file():
+        raise InputError(f"{out}: holds no run to resume; choose another --out")
+    check_same(content, out / RECIPE)
+    return True
+
+
+def begin(recipe: str, prepared: Prepared, out: Path, note: Callable[[str], None]) -> None:
+    """Make the folder of a run, with all that it starts from; `recipe` is the text of its recipe."""
     with appearing_whole(out) as folder:
-        (folder / RECIPE).write_text(recipe.text, encoding="utf-8", newline="")
+        (folder / RECIPE).write_text(recipe, encoding="utf-8", newline="")
         (folder / DATA).mkdir()
         write_prepared(prepared, folder / DATA)
     note(_described(prepared))
@@ -117,7 +128,8 @@ def _initial_params(recipe: Recipe, config: ModelConfig) -> nnx.State:
     return with_zero_biases(load(model.init, dtype="float32").params, config, "float32")
 
 
-def _plot(out: Path, note: Callable[[str], None]) -> None:
+def plot(out: Path, note: Callable[[str], None]) -> None:
+    """Draw the loss of a run into its folder."""
     try:
         plot_loss(read_log(out / LOG), out / PICTURE)
     except ImportError:

@@ -60,9 +60,9 @@ def test_unknown_method_lists_the_methods(refused):
     assert "'autoregressive'" in line
 
 
-def test_method_that_is_not_available(refused):
+def test_dflash_needs_a_drafter(refused):
     line = refused("generate", "--model", "m", "--method", "dflash", "--prompt", "a")
-    assert "method dflash is not available for m: choose autoregressive or vanilla or spiffy or specfold" in line
+    assert "method dflash needs a drafter that was made for m: give one with --drafter" in line
 
 
 def test_methods_of_the_other_kind_of_model(refused, tiny_checkpoint, tiny_diffusion_checkpoint):

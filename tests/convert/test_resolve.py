@@ -108,6 +108,7 @@ def test_both_kinds_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows.keys() == {"pico-a", "pico-b", "smollm2"}
     assert rows["pico-b"] == {
         "name": "pico-b",
+        "kind": "model",
         "description": "A tiny model, 5 M parameters",
         "available": True,
         "command": None,

@@ -65,18 +65,18 @@ class Answers(NamedTuple):
         return float(np.mean([getattr(result, counter) or 0 for result in self.results]))
 
 
-def method_of(name: MethodName, model: str) -> sd.Method:
+def method_of(name: MethodName, model: sd.Model) -> sd.Method:
     """With the model's own drafts; folded rows in two capacities, which compile in half the time of four."""
-    method = build_method(name, MethodFlags(), model)
+    method = build_method(name, MethodFlags(), model.name)(model)
     return dataclasses.replace(method, buckets=2) if isinstance(method, sd.SpecFold) else method
 
 
-def answers(model: str, method: sd.Method, implementation: Implementation) -> Answers:
+def answers(model: str, name: MethodName, implementation: Implementation) -> Answers:
     problems = mixed_problems("test", 0, PROBLEMS)
     loaded = sd.load(model, dtype="bfloat16", implementation=implementation)
     assert branch_implementation(loaded) == implementation
     prompts = [problem.prompt for problem in problems]
-    results = sd.generate(loaded, prompts, method, max_new_tokens=LIMIT, batch_size=BATCH)
+    results = sd.generate(loaded, prompts, method_of(name, loaded), max_new_tokens=LIMIT, batch_size=BATCH)
     return Answers(results, np.array(score(problems, [result.text for result in results])))
 
 
@@ -85,8 +85,7 @@ def answers(model: str, method: sd.Method, implementation: Implementation) -> An
 @pytest.mark.parametrize("model", ["pico-fdv2", "pico-nld"])
 def test_answers_are_those_of_plain_jax(model: str, name: MethodName) -> None:
     """Kernels that leave out or mix up rows fail by the tokens; those that only spoil drafts by the forwards."""
-    method = method_of(name, model)
-    ours, theirs = answers(model, method, "triton"), answers(model, method, "xla")
+    ours, theirs = answers(model, name, "triton"), answers(model, name, "xla")
 
     apart = flips(ours.tokens, theirs.tokens)
     assert apart["same_answers"] >= SAME

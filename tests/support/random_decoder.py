@@ -107,15 +107,20 @@ def _run(
 def random_decoder(config: ModelConfig) -> RandomDecoder:
     """A decoder in which every weight is random, also norms and biases, at a scale that makes every part matter."""
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Decoder(config, dtype=jnp.float32, rngs=nnx.Rngs(0))))
-    generator = np.random.default_rng(0)
+    state = random_weights(shapes, config.hidden_size)
+    tensors = _tensors(config, nnx.to_pure_dict(state))
+    return RandomDecoder(config, graphdef, state, tensors, _settings(config))
+
+
+def random_weights(shapes: nnx.State, hidden_size: int, seed: int = 0) -> nnx.State:
+    """Weights at a scale that makes every part matter."""
+    generator = np.random.default_rng(seed)
 
     def draw(leaf: jax.ShapeDtypeStruct) -> jax.Array:
         values = generator.standard_normal(leaf.shape, np.float32)
-        return jnp.asarray(1 + 0.3 * values if len(leaf.shape) == 1 else values * config.hidden_size**-0.5)
+        return jnp.asarray(1 + 0.3 * values if len(leaf.shape) == 1 else values * hidden_size**-0.5)
 
-    state = jax.tree.map(draw, shapes)
-    tensors = _tensors(config, nnx.to_pure_dict(state))
-    return RandomDecoder(config, graphdef, state, tensors, _settings(config))
+    return jax.tree.map(draw, shapes)
 
 
 def _settings(config: ModelConfig) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,12 @@ def write_recipe(path: Path, **changes: Any) -> Path:
         changes: by section and key with two underscores between them; None leaves a key out. A section alone takes a
             whole table, or None.
     """
-    content: dict[str, Any] = {section: dict(table) for section, table in CONTENT.items()}
+    return write_sections(path, CONTENT, changes)
+
+
+def write_sections(path: Path, sections: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any]) -> Path:
+    """Write sections as TOML, with changes as `write_recipe` has them."""
+    content: dict[str, Any] = {section: dict(table) for section, table in sections.items()}
     for name, value in changes.items():
         section, _, key = name.partition("__")
         if key:

@@ -14,6 +14,7 @@ from specdiff_jax.train.loop import LoopSettings, train
 from specdiff_jax.train.objectives import Objective, next_token
 from specdiff_jax.train.optimizer import OptimizerSettings
 from specdiff_jax.train.packing import PackedTexts, pack
+from specdiff_jax.train.programs import make_loss
 
 STOP, WIDTH = 0, 12
 CONFIG = small_config(num_layers=1)
@@ -52,10 +53,9 @@ def train_tiny(
     trained = train(
         settings,
         optimizer,
-        decoder.graphdef,
+        make_loss(decoder.graphdef, decoder.params, objective or next_token(), settings.dtype),
         decoder.params,
         texts or random_texts(),
-        objective or next_token(),
         out,
         validation,
     )

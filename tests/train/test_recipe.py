@@ -137,11 +137,11 @@ def test_comments_are_no_change_but_values_are(tmp_path):
     recipe = read_recipe(path)
     same, other, fewer = (tmp_path / f"{name}.toml" for name in ("same", "other", "fewer"))
     same.write_text(f"# a comment\n{path.read_text()}")
-    check_same(recipe, same)
+    check_same(recipe.content, same)
     with pytest.raises(InputError, match=r"^run\.steps is 30, but 40 in .*other\.toml"):
-        check_same(recipe, write_recipe(other, run__steps=40))
+        check_same(recipe.content, write_recipe(other, run__steps=40))
     with pytest.raises(InputError, match=r"^data\.seed is 0, but nothing in"):
-        check_same(recipe, write_recipe(fewer, data__seed=None))
+        check_same(recipe.content, write_recipe(fewer, data__seed=None))
 
 
 @pytest.mark.parametrize(("name", "family"), BUNDLED.items())
