@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from random_decoder import ROTARY, random_decoder, small_config
 from published_drafter import CONFIGS, PublishedDrafter, Text, published_drafter, small_drafter_config
+from random_decoder import ROTARY, random_decoder, small_config
 
 from specdiff_jax.keys import Keys
 from specdiff_jax.model import KVCache
