@@ -32,6 +32,9 @@ from specdiff_jax.decode.prefill import Tap, read_prompts_with
 from specdiff_jax.decode.programs import verification_options
 from specdiff_jax.decode.requests import Requests, power_of_two
 from specdiff_jax.decode.sampling import without_mask
+from specdiff_jax.drafter_config import check_pair
+from specdiff_jax.drafter_loading import Drafter
+from specdiff_jax.errors import InputError
 from specdiff_jax.loading import Model
 from specdiff_jax.model.cache import KVCache, empty_cache
 from specdiff_jax.model.decoder import Decoder
@@ -163,6 +166,20 @@ def _verify_one_by_one(
     indices = jnp.arange(block.shape[1], dtype=jnp.int32)
     cache, (own, features) = jax.lax.scan(one, state.cache, (indices, block.T))
     return own.T, tuple(feature.swapaxes(0, 1) for feature in features), cache
+
+
+def check_drafter(model: Model, drafter: Drafter) -> None:
+    """Whether a drafter was made for the target, and loaded for it.
+
+    Raises:
+        InputError: saying what doesn't fit.
+    """
+    check_pair(drafter.config, model.config, drafter.name, model.name)
+    ours, its = (jax.tree.leaves(params)[0] for params in (drafter.params, model.params))
+    if ours.dtype != its.dtype or ours.sharding.device_set != its.sharding.device_set:
+        raise InputError(
+            f"drafter {drafter.name} was loaded for a model of another dtype or on other devices: load it for this one"
+        )
 
 
 def run(

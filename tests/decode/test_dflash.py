@@ -1,4 +1,4 @@
-"""DFlash gives the tokens of autoregressive decoding, whatever its drafter is worth, and its drafter remembers right."""
+"""DFlash: tokens are those of autoregressive decoding, whatever the drafter is worth, and what the drafter remembers."""
 
 from __future__ import annotations
 
@@ -281,3 +281,19 @@ def test_a_block_diffusion_target_is_refused():
     model = Model("tiny", config, decoder.graphdef, decoder.params, None, (STOP,))
     with pytest.raises(InputError, match="method dflash is not available for tiny: a fast_dllm_v2 model is no"):
         generate(model, [[1]], DFlash(drafter_of(model)))
+
+
+def test_a_drafter_for_another_target_is_refused():
+    model = target_of("llama")
+    changed = drafter_of(model, target_layer_ids=(0, 2))
+    with pytest.raises(
+        InputError, match="not available for tiny: drafter small was made for another target: target_la"
+    ):
+        generate(model, [[1]], DFlash(changed))
+
+
+def test_a_drafter_that_was_loaded_for_another_dtype_is_refused():
+    drafter = drafter_of(target_of("llama"))
+    half = dataclasses.replace(drafter, params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), drafter.params))
+    with pytest.raises(InputError, match="drafter small was loaded for a model of another dtype"):
+        generate(target_of("llama"), [[1]], DFlash(half))
