@@ -111,7 +111,7 @@ def regenerate(
             if found is None:
                 found = _answer(model, [prompts[row] for row in rows], rows, sample, settings, dtype)
                 with _appearing(part) as partial:
-                    np.savez(partial, **_ragged(found, dtype))
+                    np.savez(partial, allow_pickle=False, **_ragged(found, dtype))
             for row, response in zip(rows, found, strict=True):
                 responses[row] = response
             done += len(rows)
@@ -216,7 +216,7 @@ def _read_part(part: Path, rows: int) -> list[np.ndarray] | None:
 
 def _write(file: Path, arrays: dict[str, np.ndarray]) -> None:
     with _appearing(file) as partial:
-        np.savez_compressed(partial, **arrays)
+        np.savez_compressed(partial, allow_pickle=False, **arrays)
 
 
 @contextmanager
