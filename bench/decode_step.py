@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bench.measure import SHORT, seconds_of, time_step
+from bench.measure import SHORT, Timing, seconds_of, time_step
 from bench.target import cache_bytes, filled_cache, implementation, open_target, weight_bytes
 from specdiff_jax.decode.autoregressive import DecodeState, decode
 from specdiff_jax.decode.programs import compile_once
@@ -26,9 +26,22 @@ def measure(
     Returns:
         what ran, seconds and spread of a step, and the bytes of weights and of cache that one device reads in it.
     """
-    model = dataclasses.replace(open_target(name, random=random, dtype=dtype, devices=devices), stop_ids=())
+    model = open_target(name, random=random, dtype=dtype, devices=devices)
+    timing = time_decoding(model, batch, cache_tokens, steps=steps, repeats=repeats)
+    return {
+        "implementation": implementation(model),
+        "seconds": timing.seconds,
+        "spread": timing.spread,
+        "weight_bytes": weight_bytes(model, batch),
+        "cache_bytes": cache_bytes(model.config, batch, cache_tokens, model.dtype.itemsize, devices),
+    }
+
+
+def time_decoding(model: Model, batch: int, cache_tokens: int, *, steps: int, repeats: int) -> Timing:
+    """Time of a step of a loaded model, whose rows no stop id ends."""
+    model = dataclasses.replace(model, stop_ids=())
     room = SHORT + steps
-    requests = _requests(model, batch, cache_tokens, room + 1)
+    requests = endless_requests(model, batch, cache_tokens, room + 1)
     state = _start(requests, filled_cache(model, jnp.copy(requests.prompt_lengths), cache_tokens + room))
     program = compile_once(
         model,
@@ -48,17 +61,10 @@ def measure(
         assert np.all(np.asarray(state.counts) == count)
         return seconds
 
-    timing = time_step(elapsed, steps=steps, repeats=repeats)
-    return {
-        "implementation": implementation(model),
-        "seconds": timing.seconds,
-        "spread": timing.spread,
-        "weight_bytes": weight_bytes(model, batch),
-        "cache_bytes": cache_bytes(model.config, batch, cache_tokens, model.dtype.itemsize, devices),
-    }
+    return time_step(elapsed, steps=steps, repeats=repeats)
 
 
-def _requests(model: Model, batch: int, cache_tokens: int, limit: int) -> Requests:
+def endless_requests(model: Model, batch: int, cache_tokens: int, limit: int) -> Requests:
     """Random prompts, of which only the lengths and the first token matter, that no row ends before `limit` tokens."""
     prompts = np.random.default_rng(0).integers(model.config.vocab_size, size=(batch, cache_tokens))
     greedy = sampling(0.0, 1.0, 0, model.config.vocab_size)

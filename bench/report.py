@@ -217,6 +217,22 @@ TABLES = {
             "reading the weights (µs)": _number("weight_floor_microseconds"),
         },
     ),
+    "drafting": TableSpec(
+        file="drafting",
+        wanted=lambda row: True,
+        order=lambda row: (row["geometry"], row["width"], row["prefix"]),
+        columns={
+            "target": lambda row: row["geometry"],
+            "width": _number("width"),
+            "prefix (tokens)": _number("prefix"),
+            "autoregressive (µs)": _result("autoregressive_microseconds"),
+            "draft (µs)": _result("draft_microseconds"),
+            "verify (µs)": _result("verify_microseconds"),
+            "whole cycle (µs)": _result("cycle_microseconds"),
+            "(draft + verify) / autoregressive": _number("overhead", 3),
+            "of reading the weights": _number("floor_overhead", 3),
+        },
+    ),
     "kernels": TableSpec(
         file="kernels",
         wanted=lambda row: row["kernel"] in ROW_KERNELS and not row["settings"]["xla_flags"],

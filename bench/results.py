@@ -16,6 +16,7 @@ Row = dict[str, Any]
 
 KEYS = {
     "decode": ("model", "task", "method", "settings"),
+    "drafting": ("geometry", "width", "prefix", "settings"),
     "drafts": ("model", "task", "method", "settings"),
     "folds": ("model", "task", "method", "settings", "problems"),
     "flips": ("model", "method", "settings"),

@@ -42,6 +42,11 @@ def weight_bytes(model: Model, rows: int) -> int:
     return total
 
 
+def head_bytes(model: Model) -> int:
+    """Bytes of the output head that one device reads."""
+    return sum(map(_local_bytes, jax.tree.leaves(model.params["embedding" if model.config.tie_embeddings else "head"])))
+
+
 def _embedding_bytes(params: nnx.State) -> int:
     return sum(map(_local_bytes, jax.tree.leaves(params["embedding"])))
 

@@ -69,7 +69,7 @@ FAMILY_NAMES: dict[Family, FamilyNames] = {
 }
 
 # Rotary buffers repeat the config; base_model.* is a PEFT adapter stored beside the model.
-IGNORED = re.compile(r"base_model\..*|.*\.rotary_emb\.inv_freq")
+IGNORED = re.compile(r"base_model\..*|(.*\.)?rotary_emb\.inv_freq")
 
 
 def spare_names(config: ModelConfig) -> tuple[str, ...]:

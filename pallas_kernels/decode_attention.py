@@ -8,7 +8,7 @@ cache is read up to each row's length only, however large its capacity.
 from __future__ import annotations
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,19 +17,12 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.head_norm import HeadNorm
 from pallas_kernels.triton.launch import LOWEST, TINY
 
 KEY_TILE = 64
 QUERY_TILE = 16
 """Rows of the smallest tensor-core product; a group's queries and its key share one tile."""
-
-
-class HeadNorm(NamedTuple):
-    """Weights of the RMSNorm that queries and keys pass before the rotary."""
-
-    query: Float[Array, " head_dim"]
-    key: Float[Array, " head_dim"]
-    eps: float
 
 
 def supports(group: int, head_dim: int, dtype: DTypeLike) -> bool:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Float32, Int, Shaped
 from pallas_kernels.attention import SoftmaxState
 from pallas_kernels.contraction import contract
 from pallas_kernels.correction import Correction
+from pallas_kernels.head_norm import HeadNorm
 from pallas_kernels.likeliest import Likeliest
 from pallas_kernels.rows import BY_RESIDUAL, FORCED, RowPlan
 
@@ -84,16 +85,22 @@ def rotated_heads(
     cos: Float[Array, "batch slots half"],
     sin: Float[Array, "batch slots half"],
     branches: int,
+    norm: HeadNorm | None = None,
 ) -> Float32[Array, "places kv_heads group_key_value head_dim"]:
     """`pallas_kernels.triton.projection.rotated_heads`, of all places: each pair (x[i], x[i + size/2]) is a complex
     number, which is turned.
     """
-    heads = _float32(products) if bias is None else _float32(products) + _float32(bias)
+    given = _float32(products) if bias is None else _float32(products) + _float32(bias)
+    heads = given
+    if norm is not None:
+        scale = jnp.sqrt(jnp.mean(given**2, axis=-1, keepdims=True) + norm.eps)
+        weight = jnp.where(jnp.arange(given.shape[2])[:, None] < given.shape[2] - 2, norm.query, norm.key)
+        heads = given / scale * _float32(weight)
     row = jnp.arange(heads.shape[0]) if index is None else index[: heads.shape[0]]
     text, slot = row // (branches * cos.shape[1]), row % cos.shape[1]
     low, high = jnp.split(heads, 2, axis=-1)
     turned = jax.lax.complex(low, high) * jax.lax.complex(cos, sin)[text, slot][:, None, None]
-    return jnp.concatenate([turned.real, turned.imag], axis=-1).at[:, :, -1].set(heads[:, :, -1])
+    return jnp.concatenate([turned.real, turned.imag], axis=-1).at[:, :, -1].set(given[:, :, -1])
 
 
 def branch_attention(

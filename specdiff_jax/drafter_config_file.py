@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -29,8 +29,10 @@ _DFLASH2 = "its convolutions (attention_conv, mlp_conv) and its candidate select
 # Ids of the drafter's own that nothing here reads; a head that it doesn't have is tied to nothing.
 _IGNORED = IGNORED_KEYS | {"bos_token_id", "eos_token_id", "pad_token_id", "tie_word_embeddings"}
 
-# How it was trained; its mask token as text.
-_IGNORED_SECTION = frozenset({"backbone_rotary_base", "loss_decay_gamma", "mask_token", "num_anchors"})
+# How it was trained; its mask token as text; the width of a window that use_swa leaves unused.
+_IGNORED_SECTION = frozenset(
+    {"backbone_rotary_base", "loss_decay_gamma", "mask_token", "num_anchors", "swa_window_size"}
+)
 
 
 def read_drafter_config(path: Path) -> DrafterConfig:
@@ -173,16 +175,15 @@ class _Levels:
     def __init__(self, keys: Keys) -> None:
         self.keys = keys
         self.section = keys.section("dflash_config")
+        outside = keys.content()
+        for key, value in self.section.content().items():
+            why = f"must be equal to dflash_config.{key}={shown(value)}"
+            keys.require(outside.get(key, value) == value, why, key)
 
     def of(self, key: str) -> Keys:
-        """The level that has the key; both may, if they agree."""
-        if not self.section.given(key):
-            return self.keys
-        if self.keys.given(key):
-            inside = self.section.content()[key]
-            why = f"must be equal to dflash_config.{key}={shown(inside)}"
-            self.keys.require(self.keys.content()[key] == inside, why, key)
-        return self.section
+        """The level that has the key; where both have it, they agree."""
+        having = [level for level in (self.keys, self.section) if level.given(key)]
+        return having[-1] if having else self.keys
 
     def flag(self, key: str) -> bool:
         """True or false; false where absent."""
@@ -252,19 +253,27 @@ def _mask_token_id(levels: _Levels, vocab_size: int) -> int:
 def _target_layer_ids(levels: _Levels, num_target_layers: int | None, num_layers: int) -> tuple[int, ...]:
     """As named; else spread evenly, as the first published drafters do."""
     name, place = "target_layer_ids", levels.of("target_layer_ids")
-    if not place.given(name) and num_target_layers is not None:
-        last, gaps = num_target_layers - 3, num_layers - 1
-        ids: list[Any] = (
-            [round(1 + i * (last - 1) / gaps) for i in range(num_layers)] if gaps else [num_target_layers // 2]
-        )
-    else:
-        place.need(name)
-        ids = place.items(name)
     limit = num_target_layers or MAX_LAYERS
-    fits = all(is_whole(layer) and 0 <= layer < limit for layer in ids)
-    fits = fits and 0 < len(ids) == len(set(ids))
+    spread = () if num_target_layers is None else _spread(num_target_layers, num_layers)
+    if not place.given(name) and _are_layers(spread, limit):
+        return spread
+    place.need(name)
+    ids = place.items(name)
+    fits = _are_layers(ids, limit)
     place.require(fits, f"must hold different indices of the target's layers, each below {limit}", name)
     return tuple(ids) if fits else (0,)
+
+
+def _are_layers(ids: Sequence[Any], limit: int) -> bool:
+    return all(is_whole(layer) and 0 <= layer < limit for layer in ids) and 0 < len(ids) == len(set(ids))
+
+
+def _spread(num_target_layers: int, count: int) -> tuple[int, ...]:
+    """From the second layer to the third from last; a single one in the middle."""
+    if count == 1:
+        return (num_target_layers // 2,)
+    step = (num_target_layers - 4) / (count - 1)
+    return tuple(round(1 + i * step) for i in range(count))
 
 
 def _attentions(levels: _Levels, num_layers: int) -> tuple[DraftAttention, ...]:

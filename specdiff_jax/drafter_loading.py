@@ -9,11 +9,12 @@ import jax
 from flax import nnx
 from jax.sharding import NamedSharding, PartitionSpec
 
-from convert.checkpoint import open_checkpoint
+from convert.checkpoint import Checkpoint, open_checkpoint
 from convert.drafter_names import drafter_parts, load_drafter_parameters
 from convert.hf_folder import Weights, save_parts
 from convert.orbax_folder import restore
 from convert.resolve import resolve
+from pallas_kernels.implementation import Implementation
 from specdiff_jax.drafter_config import DrafterConfig, check_pair
 from specdiff_jax.drafter_config_file import config_json, parse_drafter_config
 from specdiff_jax.loading import Model, OneKey, check_dtype
@@ -43,8 +44,8 @@ def load_drafter(name: str | Path, target: Model) -> Drafter:
 
     Args:
         name: a Hugging Face folder, a converted folder, a bundled name, or an id, which is downloaded.
-        target: the model that it is to draft for. The weights take its dtype; where it is spread over a mesh, each of
-            the mesh's devices holds all of them.
+        target: the model that it is to draft for. The weights take its dtype and the drafter its implementation; where
+            it is spread over a mesh, each of the mesh's devices holds all of them.
 
     Raises:
         InputError: there is no such drafter, it is damaged or not supported, or it was made for another target.
@@ -52,14 +53,10 @@ def load_drafter(name: str | Path, target: Model) -> Drafter:
     checkpoint = open_checkpoint(resolve(str(name)))
     config = parse_drafter_config(checkpoint.config, checkpoint.config_location)
     check_pair(config, target.config, str(name), target.name)
-    graphdef, abstract = abstract_drafter(config, str(target.dtype))
+    graphdef, abstract = abstract_drafter(config, str(target.dtype), target.implementation)
     if target.mesh is not None:
         abstract = place_abstract(abstract, NamedSharding(target.mesh, PartitionSpec()))
-    if checkpoint.tensors is None:
-        params = restore(checkpoint.path, abstract)
-    else:
-        params = load_drafter_parameters(checkpoint.tensors, config, abstract)
-    return Drafter(str(name), config, graphdef, params)
+    return Drafter(str(name), config, graphdef, read_drafter_params(checkpoint, config, abstract))
 
 
 def random_drafter(config: DrafterConfig, target: Model, *, seed: int = 0) -> Drafter:
@@ -75,20 +72,38 @@ def random_drafter(config: DrafterConfig, target: Model, *, seed: int = 0) -> Dr
     """
     name = "random drafter"
     check_pair(config, target.config, name, target.name)
-    graphdef, params = nnx.split(BlockDrafter(config, dtype=target.dtype, rngs=nnx.Rngs(seed)))
+    drafter = BlockDrafter(config, dtype=target.dtype, rngs=nnx.Rngs(seed), implementation=target.implementation)
+    graphdef, params = nnx.split(drafter)
     if target.mesh is not None:
         params = jax.device_put(params, NamedSharding(target.mesh, PartitionSpec()))
     return Drafter(name, config, graphdef, params)
 
 
-def abstract_drafter(config: DrafterConfig, dtype: str) -> tuple[nnx.GraphDef, nnx.State]:
+def abstract_drafter(
+    config: DrafterConfig, dtype: str, implementation: Implementation = "xla"
+) -> tuple[nnx.GraphDef, nnx.State]:
     """The drafter without weights, and its state with a `jax.ShapeDtypeStruct` for every parameter.
 
     Raises:
         InputError: the dtype isn't supported.
     """
     check_dtype(dtype)
-    return nnx.split(nnx.eval_shape(lambda: BlockDrafter(config, dtype=dtype, rngs=OneKey())))
+
+    def build() -> BlockDrafter:
+        return BlockDrafter(config, dtype=dtype, rngs=OneKey(), implementation=implementation)
+
+    return nnx.split(nnx.eval_shape(build))
+
+
+def read_drafter_params(checkpoint: Checkpoint, config: DrafterConfig, abstract: nnx.State) -> nnx.State:
+    """The weights of an opened drafter, placed as `abstract` says.
+
+    Raises:
+        InputError: they are damaged or don't fit the config.
+    """
+    if checkpoint.tensors is None:
+        return restore(checkpoint.path, abstract)
+    return load_drafter_parameters(checkpoint.tensors, config, abstract)
 
 
 def save_drafter(params: nnx.State, destination: Path, *, config: DrafterConfig, weights: Weights) -> None:

@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
+from same_model import assert_same_model, leaves
 from workers import run_worker
 
 from specdiff_jax import loading
 from specdiff_jax.config import read_config
+from specdiff_jax.conversion import convert_checkpoint
 from specdiff_jax.errors import InputError
-from specdiff_jax.loading import Model, convert_checkpoint, load, random_model
-
-
-def leaves(model: Model) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(model.params)]
-
-
-def assert_same_model(found: Model, expected: Model) -> None:
-    assert found.config == expected.config
-    assert found.graphdef == expected.graphdef
-    assert found.stop_ids == expected.stop_ids
-    assert jax.tree.structure(found.params) == jax.tree.structure(expected.params)
-    for ours, theirs in zip(leaves(found), leaves(expected), strict=True):
-        assert ours.dtype == theirs.dtype
-        np.testing.assert_array_equal(ours, theirs)
+from specdiff_jax.loading import load, random_model
 
 
 def test_load(tiny_checkpoint: Path) -> None:
@@ -64,32 +51,6 @@ def test_a_converted_folder_loads_the_same(tiny_checkpoint: Path, tmp_path: Path
         assert_same_model(found, expected)
         messages = [{"role": "user", "content": "fox 12"}]
         assert found.tokenizer.encode_chat(messages) == expected.tokenizer.encode_chat(messages)
-
-
-def test_converting_keeps_the_checkpoint_dtype(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in ("config.json", "tokenizer.json"):
-        (source / name).write_bytes((tiny_checkpoint / name).read_bytes())
-    tensors = load_file(tiny_checkpoint / "model.safetensors")
-    stored: dict[str, tuple[Any, str]] = {
-        "bfloat16": (jnp.bfloat16, "bfloat16"),
-        "float16": (np.float16, "float32"),
-        "float32": (np.float32, "float32"),
-    }
-    for name, (dtype, expected) in stored.items():
-        save_file({key: tensor.astype(dtype) for key, tensor in tensors.items()}, source / "model.safetensors")
-        convert_checkpoint(source, tmp_path / name)
-        assert f'"dtype": "{expected}"' in (tmp_path / name / "specdiff.json").read_text()
-        assert_same_model(load(tmp_path / name, dtype="float32"), load(source, dtype="float32"))
-    convert_checkpoint(source, tmp_path / "asked", dtype="bfloat16")
-    assert '"dtype": "bfloat16"' in (tmp_path / "asked" / "specdiff.json").read_text()
-
-
-def test_converting_to_an_existing_folder_opens_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loading, "open_checkpoint", lambda path: pytest.fail("opened"))
-    with pytest.raises(InputError, match="exists already"):
-        convert_checkpoint(tmp_path, tmp_path)
 
 
 def test_a_checkpoint_without_texts(tiny_checkpoint: Path, tmp_path: Path) -> None:

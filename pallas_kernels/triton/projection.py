@@ -1,5 +1,5 @@
-"""What stands in front of a product and behind it, a launch each: gather, residual sum and RMSNorm; bias and rotary
-(family 3).
+"""What stands in front of a product and behind it, a launch each: gather, residual sum and RMSNorm; bias, norms of the
+heads and rotary (family 3).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jaxtyping import Array, Float, Int
 
+from pallas_kernels.head_norm import HeadNorm
 from pallas_kernels.triton.launch import lanes, launch, number, put_row, row_of
 
 
@@ -79,8 +80,9 @@ def rotated_heads(
     cos: Float[Array, "batch slots half"],
     sin: Float[Array, "batch slots half"],
     branches: int,
+    norm: HeadNorm | None = None,
 ) -> Float[Array, "places kv_heads group_key_value head_dim"]:
-    """Bias and rotary of each place's queries and keys; its values get the bias alone.
+    """Bias, norm and rotary of each place's queries and keys; its values get the bias alone.
 
     Args:
         products: for each key/value head its group of queries, its key and its value.
@@ -90,21 +92,37 @@ def rotated_heads(
         cos: float32 rotary factors of each slot.
         sin: likewise.
         branches: of each batch row.
+        norm: of each query and key, where the family has one.
     """
     places, kv_heads, _, _ = products.shape
     arguments = [products, cos, sin]
     if bias is not None:
         arguments.append(bias)
+    if norm is not None:
+        arguments += [norm.query, norm.key]
     if index is not None:
         assert count is not None
         arguments += [index, count]
-    kernel = functools.partial(_rotary_kernel, branches=branches, biased=bias is not None, gathers=index is not None)
+    kernel = functools.partial(
+        _rotary_kernel,
+        branches=branches,
+        biased=bias is not None,
+        eps=None if norm is None else norm.eps,
+        gathers=index is not None,
+    )
     shape = jax.ShapeDtypeStruct(products.shape, products.dtype)
     return launch(kernel, "rotated_heads", [shape], (places, kv_heads), *arguments, warps=1)[0]
 
 
 def _rotary_kernel(
-    products: Any, cosines: Any, sines: Any, *rest: Any, branches: int, biased: bool, gathers: bool
+    products: Any,
+    cosines: Any,
+    sines: Any,
+    *rest: Any,
+    branches: int,
+    biased: bool,
+    eps: float | None,
+    gathers: bool,
 ) -> None:
     rotated = rest[-1]
     place, head = pl.program_id(0), pl.program_id(1)
@@ -112,6 +130,7 @@ def _rotary_kernel(
     members, size = products.shape[2:]
     member, columns = lanes(members, least=1), jnp.arange(size, dtype=jnp.int32)
     real = jnp.broadcast_to((member < members)[:, None], (member.size, size))
+    weights = rest[biased : biased + 2]  # of the norm, where there is one
 
     def of(index: jax.Array, like: jax.Array) -> jax.Array:
         return jnp.full_like(like, index)
@@ -123,15 +142,26 @@ def _rotary_kernel(
             heads = heads + plt.load(rest[0].at[at], mask=real, other=0.0)
         return heads.astype(jnp.float32)
 
+    def normed(heads: jax.Array, columns: jax.Array) -> jax.Array:
+        """As plain JAX rounds: the norm, then its weight."""
+        if eps is None:
+            return heads
+        inverse = jax.lax.rsqrt(jnp.sum(heads * heads, axis=1, keepdims=True) / size + eps)
+        query, key = (plt.load(weight.at[columns])[None, :] for weight in weights)
+        weight = jnp.where((member == members - 2)[:, None], key, query)
+        return ((heads * inverse).astype(products.dtype) * weight).astype(jnp.float32)
+
     def rotate(row: jax.Array) -> None:
         """Rotary pairs columns i and i + half: each is turned by its angle, with the other one read beside it."""
         angle = (of(row // (branches * slots), columns), of(row % slots, columns), columns % half)
         cos, sin = plt.load(cosines.at[angle]), plt.load(sines.at[angle])
         sin = jnp.where(columns < half, -sin, sin)
-        turned = heads_of(columns) * cos[None, :] + heads_of((columns + half) % size) * sin[None, :]
+        others = (columns + half) % size
+        straight = heads_of(columns)
+        turned = normed(straight, columns) * cos[None, :] + normed(heads_of(others), others) * sin[None, :]
         value = (member == members - 1)[:, None]
         at = (of(place, member)[:, None], of(head, member)[:, None], member[:, None], columns[None, :])
-        plt.store(rotated.at[at], jnp.where(value, heads_of(columns), turned).astype(rotated.dtype), mask=real)
+        plt.store(rotated.at[at], jnp.where(value, straight, turned).astype(rotated.dtype), mask=real)
 
     if not gathers:
         rotate(place)

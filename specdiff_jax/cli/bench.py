@@ -147,6 +147,30 @@ def forward(
 
 
 @bench.command()
+def drafting(
+    geometry: Annotated[list[str], typer.Option(help="A target's bundled shape that has a drafter's; repeatable.")],
+    width: Annotated[int, typer.Option(help="Tokens of a verification, the drafts among them.")] = 16,
+    dtype: Dtype = "bfloat16",
+    cache_tokens: CacheTokens = 512,
+    steps: Steps = 100,
+    repeats: Repeats = 7,
+    flags: Flags = "",
+    commit: Commit = None,
+    out: Out = RESULTS,
+    time_limit: TimeLimit = 3600,
+    as_json: JsonFlag = False,
+) -> None:
+    """Time a draft and its verification beside a step of decoding: DIR/<gpu>/drafting.json."""
+    from bench.drafting import DraftingBench, sections
+    from bench.run import Settings
+
+    asked = DraftingBench(geometry, width)
+    settings = Settings(dtype, cache_tokens, steps, repeats, flags)
+    asked.check(settings)
+    _run("drafting", sections(asked, settings), settings, commit, out, time_limit, as_json)
+
+
+@bench.command()
 def kernels(
     geometry: Annotated[
         list[str] | None, typer.Option(help="A bundled shape of a block-diffusion model; repeatable [all].")
@@ -473,6 +497,8 @@ def _measured_command(arguments: Sequence[str]) -> list[str]:
 def _line(row: dict[str, Any]) -> str:
     """What a row is about, and its number."""
     settings = row["settings"]
+    if "overhead" in row:
+        return _drafting_line(row)
     about = [row.get("model") or row["geometry"], row.get("method") or row.get("path") or row["kernel"]]
     if "batch" in settings:
         about.append(f"batch {settings['batch']}")
@@ -488,3 +514,12 @@ def _line(row: dict[str, Any]) -> str:
     reading = "" if floor is None else f", reading the weights {floor:.1f} us"
     shares = "".join(f", {family} {share:.1%}" for family, share in (row.get("shares") or {}).items())
     return f"{', '.join(about)}: {speed}{reading}, spread {row['spread']:.2f}{shares}"
+
+
+def _drafting_line(row: dict[str, Any]) -> str:
+    """Of a row of `drafting`."""
+    about = f"{row['geometry']}, {row['width']} rows"
+    if "error" in row:
+        return f"{about}: failed: {row['error']}"
+    parts = ", ".join(f"{part} {row[f'{part}_microseconds']:.1f} us" for part in ("autoregressive", "draft", "verify"))
+    return f"{about}: {parts}, overhead {row['overhead']:.2f}, spread {row['spread']:.2f}"

@@ -15,7 +15,7 @@ def convert(
     destination: Annotated[Path, typer.Argument(metavar="DESTINATION", help="The folder to make.")],
 ) -> None:
     """Convert a checkpoint to an Orbax folder. It holds config, tokenizer and weights, and loads fast."""
-    from specdiff_jax.loading import convert_checkpoint
+    from specdiff_jax.conversion import convert_checkpoint
 
     convert_checkpoint(source, destination)
     note(f"wrote {destination}")

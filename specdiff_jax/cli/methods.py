@@ -84,7 +84,7 @@ def _dflash(flags: MethodFlags, model: str) -> Callable[[Model], Method]:
 
     def make(target: Model) -> Method:
         from specdiff_jax.decode.methods import DFlash
-        from specdiff_jax.drafter_loading import load_drafter  # type: ignore[attr-defined]
+        from specdiff_jax.drafter_loading import load_drafter
 
         return DFlash(load_drafter(drafter, target), block_size)
 

@@ -20,18 +20,20 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
-from specdiff_jax.decode.acceptance import SpeculationState, agreeing, append, first_tokens, own_tokens
+from specdiff_jax.decode.acceptance import SpeculationState, agreeing, append, batch_result, first_tokens, own_tokens
 from specdiff_jax.decode.loop import BatchResult, OnTokens, run_loop, while_undone
 from specdiff_jax.decode.methods import DFlash
 from specdiff_jax.decode.prefill import Tap, read_prompts_with
 from specdiff_jax.decode.programs import verification_options
 from specdiff_jax.decode.requests import Requests, power_of_two
 from specdiff_jax.decode.sampling import without_mask
+from specdiff_jax.drafter_config import check_pair
+from specdiff_jax.drafter_loading import Drafter
+from specdiff_jax.errors import InputError
 from specdiff_jax.loading import Model
 from specdiff_jax.model.cache import KVCache, empty_cache
 from specdiff_jax.model.decoder import Decoder
@@ -136,7 +138,8 @@ def _verify(
     model: Decoder, block: Int[Array, "batch width"], state: DFlashState, requests: Requests, taps: tuple[int, ...]
 ) -> tuple[Int[Array, "batch width"], Features, KVCache]:
     """The target's own token after each row, the rows' features, and the cache with the rows in it, in one forward."""
-    output = model(block, state.cache, taps=taps)
+    causal = jnp.broadcast_to(jnp.arange(1, block.shape[1] + 1, dtype=jnp.int32), block.shape)
+    output = model.block(block, state.cache, causal, taps=taps)
     assert output.cache is not None
     return own_tokens(model, output.hidden, state.counts, requests), output.features, output.cache
 
@@ -162,6 +165,20 @@ def _verify_one_by_one(
     indices = jnp.arange(block.shape[1], dtype=jnp.int32)
     cache, (own, features) = jax.lax.scan(one, state.cache, (indices, block.T))
     return own.T, tuple(feature.swapaxes(0, 1) for feature in features), cache
+
+
+def check_drafter(model: Model, drafter: Drafter) -> None:
+    """Whether a drafter was made for the target, and loaded for it.
+
+    Raises:
+        InputError: saying what doesn't fit.
+    """
+    check_pair(drafter.config, model.config, drafter.name, model.name)
+    ours, its = (jax.tree.leaves(params)[0] for params in (drafter.params, model.params))
+    if ours.dtype != its.dtype or ours.sharding.device_set != its.sharding.device_set:
+        raise InputError(
+            f"drafter {drafter.name} was loaded for a model of another dtype or on other devices: load it for this one"
+        )
 
 
 def run(
@@ -196,13 +213,4 @@ def run(
     key = ("dflash", drafter.graphdef, drafter.config, width, serial, new_tokens)
     options = verification_options(model)
     state, seconds = run_loop(model, key, start, go_on, requests, drafter.params, on_tokens=on_tokens, options=options)
-    forwards = np.asarray(state.forwards)
-    return BatchResult(
-        tokens=np.asarray(state.generated),
-        counts=np.asarray(state.counts),
-        forwards=forwards,
-        seconds=seconds,
-        step_map=np.asarray(state.step_map),
-        accepted_drafts=np.asarray(state.accepted),
-        verifications=forwards,
-    )
+    return batch_result(state, seconds, forwards_per_verification=1)

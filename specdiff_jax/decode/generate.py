@@ -171,6 +171,8 @@ def check_method(model: Model, method: Method) -> None:
             linear_speculation.speculation_spec(model.config)
         elif model.config.family == "fast_dllm_v2":
             raise InputError("a fast_dllm_v2 model is no autoregressive one: decode it with method vanilla")
+        elif isinstance(method, DFlash):
+            dflash.check_drafter(model, method.drafter)
     except InputError as error:
         raise InputError(f"method {name.lower()} is not available for {model.name}: {error}") from error
 

@@ -11,7 +11,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from pallas_kernels.contraction import contract
-from pallas_kernels.decode_attention import HeadNorm, decode_attention, supports
+from pallas_kernels.decode_attention import decode_attention, supports
+from pallas_kernels.head_norm import HeadNorm
 from pallas_kernels.implementation import Implementation
 from pallas_kernels.projection import normalize
 from pallas_kernels.triton import attention as branch_kernel
@@ -122,8 +123,7 @@ class Attention(nnx.Module):
     ) -> None:
         size = config.head_dim
         self.decode_kernel = implementation == "triton" and supports(config.group_size, size, dtype)
-        kernels = implementation == "triton" and not config.qk_norm
-        self.branch_kernels = kernels and branch_kernel.supports(config.group_size, size, dtype)
+        self.branch_kernels = implementation == "triton" and branch_kernel.supports(config.group_size, size, dtype)
         self.flash = implementation == "triton" and supports_flash(size, dtype)
         self.per_kv_head = (config.num_kv_heads, config.group_size + 2, size)
         rows = (config.num_heads + 2 * config.num_kv_heads) * size
@@ -148,6 +148,17 @@ class Attention(nnx.Module):
             mixed, cached = self._attend(projected, rows, cached)
         return self.project_out(mixed), cached
 
+    @property
+    def bias_of_heads(self) -> Float[Array, "kv_heads group_key_value head_dim"] | None:
+        """The bias of queries, keys and values, as they stand in `products`."""
+        return None if self.qkv_bias is None else self.qkv_bias[...].reshape(self.per_kv_head)
+
+    @property
+    def head_norm(self) -> HeadNorm | None:
+        """The norm of queries and keys, as kernels take it."""
+        norm = self.qk_norm
+        return None if norm is None else HeadNorm(norm.query[...], norm.key[...], norm.eps)
+
     def project_out(
         self, mixed: Float[Array, "batch rows kv_heads group head_dim"]
     ) -> Float[Array, "batch rows hidden"]:
@@ -159,8 +170,8 @@ class Attention(nnx.Module):
         self, x: Float[Array, "batch rows hidden"]
     ) -> Float[Array, "batch rows kv_heads group_key_value head_dim"]:
         """For each key/value head its group of queries, its key and its value, without position."""
-        projected = self.products(x)
-        return projected if self.qkv_bias is None else projected + self.qkv_bias[...].reshape(self.per_kv_head)
+        projected, bias = self.products(x), self.bias_of_heads
+        return projected if bias is None else projected + bias
 
     def products(
         self, x: Float[Array, "batch rows hidden"]
@@ -205,10 +216,7 @@ class Attention(nnx.Module):
         scale = jnp.full(rows.starts.shape, projected.shape[-1] ** -0.5, jnp.float32)
         if rotary.query_scale is not None:
             scale = scale * rotary.query_scale[:, 0]
-        norm = None
-        if self.qk_norm is not None:
-            norm = HeadNorm(self.qk_norm.query[...], self.qk_norm.key[...], self.qk_norm.eps)
         mixed, keys, values = decode_attention(
-            projected[:, 0], *cached, rows.starts, rotary.cos[:, 0], rotary.sin[:, 0], scale, norm
+            projected[:, 0], *cached, rows.starts, rotary.cos[:, 0], rotary.sin[:, 0], scale, self.head_norm
         )
         return mixed[:, None], (keys, values)

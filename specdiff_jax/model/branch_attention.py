@@ -91,11 +91,30 @@ def score_scale(rotary: RotaryTable, head_dim: int) -> Float[Array, "batch slots
 def _with_kernels(
     attention: Attention, products: Array, cached: LayerCache, rows: BranchRows, plan: RowPlan | None
 ) -> BranchMixed:
-    bias = None if attention.qkv_bias is None else attention.qkv_bias[...].reshape(products.shape[1:])
+    index, count = (None, None) if plan is None else (plan.index[0], plan.count)
+    angles = (rows.rotary.cos, rows.rotary.sin)
+    bias = attention.bias_of_heads
+    heads = rotated_heads(products, bias, index, count, *angles, rows.visible.shape[1], attention.head_norm)
+    return attend_rotated(heads, cached, rows, plan)
+
+
+def attend_rotated(
+    heads: Float[Array, "places kv_heads group_key_value head_dim"],
+    cached: LayerCache,
+    rows: BranchRows,
+    plan: RowPlan | None,
+) -> BranchMixed:
+    """Attention of every row through kernels, from queries, keys and values in their places.
+
+    Args:
+        heads: of the rows that a plan computes, at their positions.
+        cached: keys and values of the cached tokens.
+        rows: what all layers share.
+        plan: whose place each row reads; None where places are rows.
+    """
     index, count, slot = (
         (None,) * 3 if plan is None else (plan.index[0], plan.count, plan.slot.reshape(rows.visible.shape))
     )
-    heads = rotated_heads(products, bias, index, count, rows.rotary.cos, rows.rotary.sin, rows.visible.shape[1])
     starts = rows.lengths if rows.starts is None else rows.starts
     of_texts = (*cached, rows.lengths, starts, rows.scale)
     before = None

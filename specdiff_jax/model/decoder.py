@@ -141,6 +141,7 @@ class Decoder(nnx.Module):
         visible: Int[Array, "batch slots"],
         *,
         starts: Int[Array, " batch"] | None = None,
+        taps: Sequence[int] = (),
     ) -> DecoderOutput:
         """Run the rows of a block, which all see the cached tokens, and write them to the cache.
 
@@ -149,6 +150,7 @@ class Decoder(nnx.Module):
             cache: keys and values so far.
             visible: how many slots of the block, counted from its first, each row sees.
             starts: first cached place that they take; by default they stand behind all.
+            taps: indices of the layers whose output residual stream is returned.
         """
         width = tokens.shape[1]
         begin = cache.lengths if starts is None else starts
@@ -159,13 +161,14 @@ class Decoder(nnx.Module):
                 slots = places - starts[:, None]
                 others = (places < cache.lengths[:, None]) & ((slots < 0) | (slots >= width))
                 seen = others[:, None] | ((slots >= 0)[:, None] & (slots[:, None] < visible[..., None]))
-            output = self(tokens, cache.with_lengths(begin), visible=seen)
+            output = self(tokens, cache.with_lengths(begin), visible=seen, taps=taps)
             assert output.cache is not None
             return output._replace(cache=output.cache.with_lengths(cache.lengths))
         rows = self._branch_rows(cache.lengths, starts, visible[:, None], "triton", append=True)
         hidden = lookup(self.embedding[...], tokens).reshape(1, -1, self.config.hidden_size)
-        ran = self._run_branches(hidden, cache, rows, None, None)
-        return DecoderOutput(ran.hidden[:, 0], KVCache(ran.keys, ran.values, cache.lengths), ())
+        ran, streams = self._run_branches(hidden, cache, rows, None, None)
+        features = tuple(streams[tap].reshape(ran.hidden[:, 0].shape) for tap in taps)
+        return DecoderOutput(ran.hidden[:, 0], KVCache(ran.keys, ran.values, cache.lengths), features)
 
     def branch_kernels(self, slots: int, attention: FoldedAttention = "split") -> bool:
         """Whether forwards of branches run through kernels: the correction of folded rows has none, and a program holds
@@ -198,10 +201,12 @@ class Decoder(nnx.Module):
         gate = None if folding is None else gate_of(folding, width, groups)
         hidden = lookup(self.embedding[...], tokens).reshape(groups, -1, self.config.hidden_size)
         if gate is None or gate.folding.expected is None:
-            return self._run_branches(hidden, cache, rows, gate, None)
+            return self._run_branches(hidden, cache, rows, gate, None)[0]
         expected = gate.folding.expected * (batch // groups)
         return at_smallest(
-            gate.capacities, expected, lambda capacity: lambda: self._run_branches(hidden, cache, rows, gate, capacity)
+            gate.capacities,
+            expected,
+            lambda capacity: lambda: self._run_branches(hidden, cache, rows, gate, capacity)[0],
         )
 
     def _branch_rows(
@@ -226,21 +231,24 @@ class Decoder(nnx.Module):
         rows: BranchRows,
         gate: Gate | None,
         capacity: int | None,
-    ) -> BranchOutput:
-        """All layers and the final norm, each layer in so many compact places, or in as many as it needs."""
+    ) -> tuple[BranchOutput, list[Array]]:
+        """All layers and the final norm, each layer in so many compact places, or in as many as it needs; and the
+        residual streams behind each.
+        """
         residual = None if gate is None else relative_residual(hidden, gate.parents)
-        keys, values, reports = [], [], []
+        keys, values, reports, streams = [], [], [], []
         for index, layer in enumerate(self.layers):
             cached = (cache.keys[index], cache.values[index])
             result, report = run_layer(parts_of(layer), hidden, residual, cached, rows, gate, index, capacity)
             hidden, residual = result.hidden, result.residual
+            streams.append(hidden)
             keys.append(result.keys)
             values.append(result.values)
             reports += [] if report is None else [report]
         needed = functools.reduce(jnp.maximum, [report.needed for report in reports], jnp.int32(0))
         fits = jnp.bool_(True) if capacity is None else needed <= capacity
         hidden = self.norm(hidden).reshape(*rows.visible.shape, -1)
-        return BranchOutput(hidden, tuple(keys), tuple(values), tuple(reports), needed, fits)
+        return BranchOutput(hidden, tuple(keys), tuple(values), tuple(reports), needed, fits), streams
 
     def _run(
         self, tokens: Int[Array, "batch rows"], rows: Rows, cache: KVCache | None

@@ -15,8 +15,13 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.contraction import contract
+from pallas_kernels.feed_forward import add_through
+from pallas_kernels.implementation import Implementation
+from pallas_kernels.projection import normed_rows
+from pallas_kernels.triton.projection import rotated_heads
 from specdiff_jax.drafter_config import DraftAttention, DrafterConfig
 from specdiff_jax.model.attention import Attention, LayerCache, Visible, attend
+from specdiff_jax.model.branch_attention import BranchRows, attend_rotated, score_scale
 from specdiff_jax.model.cache import KVCache, write
 from specdiff_jax.model.decoder import Decoder
 from specdiff_jax.model.feed_forward import FeedForward
@@ -36,19 +41,73 @@ class DraftOutput(NamedTuple):
     cache: KVCache
 
 
+class DraftRows(NamedTuple):
+    """What the rows of a draft share in every layer: those of the context stand first, then those of the block.
+
+    Attributes:
+        rotary: angles of all.
+        starts: cached tokens, behind which the context's rows are written.
+        begin: position of the anchor, where the block's rows are written.
+        places: positions of the context's rows.
+        slots: positions of the block's.
+    """
+
+    rotary: RotaryTable
+    starts: Int[Array, " batch"]
+    begin: Int[Array, " batch"]
+    places: Int[Array, "batch rows"]
+    slots: Int[Array, "batch slots"]
+
+
 class DrafterLayer(nnx.Module):
     """Pre-norm residual layer whose attention also reads the context."""
 
-    def __init__(self, config: DrafterConfig, attention: DraftAttention, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+    def __init__(
+        self,
+        config: DrafterConfig,
+        attention: DraftAttention,
+        *,
+        dtype: DTypeLike,
+        rngs: nnx.Rngs,
+        implementation: Implementation,
+    ) -> None:
         backbone = config.backbone
         self.sees = attention
+        self.injected = config.conditioning == "key_value"
         self.value_scale = config.attention_value_scale
         self.attention_norm = RMSNorm(backbone.hidden_size, backbone.rms_norm_eps, dtype)
-        self.attention = Attention(backbone, dtype=dtype, rngs=rngs, implementation="xla")
+        self.attention = Attention(backbone, dtype=dtype, rngs=rngs, implementation=implementation)
         self.feed_forward_norm = RMSNorm(backbone.hidden_size, backbone.rms_norm_eps, dtype)
         self.feed_forward = FeedForward(backbone, dtype=dtype, rngs=rngs)
         heads = (backbone.num_kv_heads, backbone.group_size)
         self.sinks = nnx.Param(jnp.zeros(heads, dtype)) if config.attention_sinks else None
+        whole_head = 2 * len(backbone.rotary.inverse_frequencies) == backbone.head_dim
+        plain = attention.window is None and self.sinks is None and self.value_scale == 1
+        self.kernels = self.attention.branch_kernels and self.injected and plain and whole_head
+
+    def __call__(
+        self,
+        block: Float[Array, "batch slots hidden"],
+        context: Float[Array, "batch rows hidden"],
+        rows: DraftRows,
+        cached: LayerCache,
+    ) -> tuple[Float[Array, "batch slots hidden"], Float[Array, "batch rows hidden"], LayerCache]:
+        """The block's residual stream, what the next layer reads of the context, and the cache with all rows in it."""
+        if self.kernels and block.shape[1]:
+            return self._with_kernels(block, context, rows, cached)
+        known, count = context if self.injected else self.attention_norm(context), context.shape[1]
+        normed = jnp.concatenate([known, self.attention_norm(block)], axis=1)
+        queries, keys, values = self.heads(normed, rows.rotary)
+        cached = _written(cached, (keys[:, :, :count], values[:, :, :count]), rows.starts)
+        cached = _written(cached, (keys[:, :, count:], values[:, :, count:]), rows.begin)
+        sinks, capacity = None if self.sinks is None else self.sinks[...], cached[0].shape[2]
+        if not self.injected:
+            seen = _visible(DraftAttention(self.sees.window, causal=True), rows.places, rows.begin, capacity)
+            context = self.finish(context, attend(queries[:, :count], *cached, seen, sinks))
+        if block.shape[1]:
+            seen = _visible(self.sees, rows.slots, rows.begin + block.shape[1], capacity)
+            block = self.finish(block, attend(queries[:, count:], *cached, seen, sinks))
+        return block, context, cached
 
     def heads(
         self, rows: Float[Array, "batch rows hidden"], rotary: RotaryTable
@@ -68,18 +127,52 @@ class DrafterLayer(nnx.Module):
         x = x + self.attention.project_out(mixed)
         return x + self.feed_forward(self.feed_forward_norm(x))
 
+    def _with_kernels(
+        self, block: Array, context: Array, rows: DraftRows, cached: LayerCache
+    ) -> tuple[Array, Array, LayerCache]:
+        """The same, with kernels around the products; all rows of the block stand side by side."""
+        (batch, slots, size), count, attention = block.shape, context.shape[1], self.attention
+        hidden, angles = block.reshape(1, -1, size), (rows.rotary.cos, rows.rotary.sin)
+
+        def normed(norm: RMSNorm, added: Array | None) -> Array:
+            return normed_rows(hidden, added, norm.weight[...], norm.eps, None, implementation="triton")
+
+        own = normed(self.attention_norm, None).reshape(block.shape)
+        products = attention.products(jnp.concatenate([context, own], axis=1))
+        flat = products.reshape(-1, *attention.per_kv_head)
+        heads = rotated_heads(flat, attention.bias_of_heads, None, None, *angles, 1, attention.head_norm)
+        heads = heads.reshape(products.shape)
+        keys, values = (heads[:, :count, :, part].swapaxes(1, 2) for part in (-2, -1))
+        cached = _written(cached, (keys, values), rows.starts)
+        visible = rows.slots - rows.begin[:, None] + 1 if self.sees.causal else jnp.full((batch, slots), slots)
+        scale = score_scale(rows.rotary, heads.shape[-1])[:, count:]
+        of_block = BranchRows(rows.rotary, scale, rows.begin, None, visible[:, None], "triton", append=True)
+        mixed = attend_rotated(heads[:, count:].reshape(-1, *attention.per_kv_head), cached, of_block, None)
+        attended = attention.project_out(mixed.heads.reshape(1, -1, *mixed.heads.shape[3:]))
+        fed = self.feed_forward(normed(self.feed_forward_norm, attended))
+        hidden, _ = add_through(hidden, attended, fed, None, None, implementation="triton")
+        return hidden.reshape(block.shape), context, (mixed.keys, mixed.values)
+
 
 class BlockDrafter(nnx.Module):
-    """Fusion of the target's features, layers, final norm; embedding and head are the target's."""
+    """Fusion of the target's features, layers, final norm; embedding and head are the target's.
 
-    def __init__(self, config: DrafterConfig, *, dtype: DTypeLike, rngs: nnx.Rngs) -> None:
+    `implementation` picks what runs around the products: "xla" everywhere, "triton" on one GPU.
+    """
+
+    def __init__(
+        self, config: DrafterConfig, *, dtype: DTypeLike, rngs: nnx.Rngs, implementation: Implementation = "xla"
+    ) -> None:
         backbone = config.backbone
         self.config = config
         if config.conditioning != "none":
             width = len(config.target_layer_ids) * backbone.hidden_size
             self.fuse = normal_param(rngs, (backbone.hidden_size, width), dtype)
             self.context_norm = RMSNorm(backbone.hidden_size, backbone.rms_norm_eps, dtype)
-        self.layers = nnx.List(DrafterLayer(config, sees, dtype=dtype, rngs=rngs) for sees in config.attentions)
+        self.layers = nnx.List(
+            DrafterLayer(config, sees, dtype=dtype, rngs=rngs, implementation=implementation)
+            for sees in config.attentions
+        )
         self.norm = RMSNorm(backbone.hidden_size, backbone.rms_norm_eps, dtype)
 
     def context(
@@ -123,27 +216,15 @@ class BlockDrafter(nnx.Module):
         return DraftOutput(self.norm(ran.hidden), ran.cache)
 
     def _run(self, block: Array, context: Array, fresh: Int[Array, " batch"], cache: KVCache) -> DraftOutput:
-        """All layers. Rows are those of the context, then those of the block."""
-        slots, rows = block.shape[1], context.shape[1]
+        """All layers."""
         begin = cache.lengths + fresh
-        context_places = cache.lengths[:, None] + jnp.arange(rows, dtype=jnp.int32)
-        block_places = begin[:, None] + jnp.arange(slots, dtype=jnp.int32)
-        rotary = rotary_table(self.config.backbone.rotary, jnp.concatenate([context_places, block_places], axis=1))
-        injected = self.config.conditioning == "key_value"
+        places = cache.lengths[:, None] + jnp.arange(context.shape[1], dtype=jnp.int32)
+        slots = begin[:, None] + jnp.arange(block.shape[1], dtype=jnp.int32)
+        rotary = rotary_table(self.config.backbone.rotary, jnp.concatenate([places, slots], axis=1))
+        rows = DraftRows(rotary, cache.lengths, begin, places, slots)
         keys, values = [], []
         for index, layer in enumerate(self.layers):
-            cached = (cache.keys[index], cache.values[index])
-            normed = layer.attention_norm(block)
-            known = context if injected else layer.attention_norm(context)
-            queries, new_keys, new_values = layer.heads(jnp.concatenate([known, normed], axis=1), rotary)
-            cached = _written(cached, (new_keys, new_values), cache.lengths, begin, rows)
-            sinks = None if layer.sinks is None else layer.sinks[...]
-            if not injected:
-                seen = _visible(DraftAttention(layer.sees.window, causal=True), context_places, begin, cache.capacity)
-                context = layer.finish(context, attend(queries[:, :rows], *cached, seen, sinks))
-            if slots:
-                seen = _visible(layer.sees, block_places, begin + slots, cache.capacity)
-                block = layer.finish(block, attend(queries[:, rows:], *cached, seen, sinks))
+            block, context, cached = layer(block, context, rows, (cache.keys[index], cache.values[index]))
             keys.append(cached[0])
             values.append(cached[1])
         return DraftOutput(block, KVCache(tuple(keys), tuple(values), begin))
@@ -167,13 +248,9 @@ def draft_logits(
     return logits if cap is None else cap * jnp.tanh(logits / cap)
 
 
-def _written(
-    cached: LayerCache, new: LayerCache, starts: Int[Array, " batch"], begin: Int[Array, " batch"], rows: int
-) -> LayerCache:
-    """The context's rows behind what is cached, then the block's: over those of the context that don't count."""
-    with_context = [write(buffer, array[:, :, :rows], starts) for buffer, array in zip(cached, new, strict=True)]
-    keys, values = (write(buffer, array[:, :, rows:], begin) for buffer, array in zip(with_context, new, strict=True))
-    return keys, values
+def _written(cached: LayerCache, new: LayerCache, starts: Int[Array, " batch"]) -> LayerCache:
+    """The cache with new keys and values at `starts`; later ones take the place of what doesn't count."""
+    return write(cached[0], new[0], starts), write(cached[1], new[1], starts)
 
 
 def _visible(

@@ -27,8 +27,9 @@ from convert.check import check
 from convert.checkpoint import Checkpoint, open_checkpoint
 from convert.int8_rows import dequantize, quantize
 from specdiff_jax.config import ModelConfig, parse_config, read_config
+from specdiff_jax.conversion import convert_checkpoint
 from specdiff_jax.errors import InputError
-from specdiff_jax.loading import convert_checkpoint, load
+from specdiff_jax.loading import load
 
 torch_families = pytest.importorskip("torch_families", reason="needs PyTorch and Transformers", exc_type=ImportError)
 

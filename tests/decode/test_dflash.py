@@ -1,4 +1,4 @@
-"""DFlash gives the tokens of autoregressive decoding, whatever its drafter is worth, and its drafter remembers right."""
+"""DFlash: its tokens are those of autoregressive decoding, whatever its drafter is worth; what that remembers."""
 
 from __future__ import annotations
 
@@ -117,6 +117,32 @@ def test_a_stop_id_ends_a_row_at_every_place_of_a_block(monkeypatch):
             assert result.forwards == -(-(count - 1) // BLOCK)
             places.add((count - 1) % BLOCK)
     assert places == set(range(BLOCK))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_cache_row_that_is_used_to_its_end(monkeypatch, exact):
+    """Prompts as wide as their bucket and a limit as wide as its own: the last blocks reach beyond both."""
+    monkeypatch.setattr(dflash, "draft", knowing(lambda state: (3 * state.counts + state.cache.lengths) % BLOCK))
+    model, prompts = endless("qwen3"), RNG.integers(0, MASK, (4, 128)).tolist()
+    options = {"max_new_tokens": 32, "batch_size": 4, "exact": exact}
+    own = generate(model, prompts, Autoregressive(), **options)
+    assert tokens(generate(model, prompts, DFlash(drafter_of(model)), **options)) == tokens(own)
+
+
+def test_bfloat16():
+    """Its roundings may tip near-ties, but all is of one dtype and all counters agree."""
+    whole = target_of("qwen3")
+    model, drafter = (
+        dataclasses.replace(loaded, params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), loaded.params))
+        for loaded in (fresh(whole, stop_ids=()), drafter_of(whole))
+    )
+    own = generate(model, PROMPTS[:4], Autoregressive(), max_new_tokens=LIMIT, batch_size=4)
+    for ours, theirs in zip(
+        generate(model, PROMPTS[:4], DFlash(drafter), max_new_tokens=LIMIT, batch_size=4), own, strict=True
+    ):
+        assert ours.tokens[:3] == theirs.tokens[:3]
+        assert ours.new_tokens == LIMIT
+        assert sum(forwards(ours)) == LIMIT - 1
 
 
 def test_fewer_slots_than_the_drafter_was_trained_on(monkeypatch):
@@ -281,3 +307,19 @@ def test_a_block_diffusion_target_is_refused():
     model = Model("tiny", config, decoder.graphdef, decoder.params, None, (STOP,))
     with pytest.raises(InputError, match="method dflash is not available for tiny: a fast_dllm_v2 model is no"):
         generate(model, [[1]], DFlash(drafter_of(model)))
+
+
+def test_a_drafter_for_another_target_is_refused():
+    model = target_of("llama")
+    changed = drafter_of(model, target_layer_ids=(0, 2))
+    with pytest.raises(
+        InputError, match="not available for tiny: drafter small was made for another target: target_la"
+    ):
+        generate(model, [[1]], DFlash(changed))
+
+
+def test_a_drafter_that_was_loaded_for_another_dtype_is_refused():
+    drafter = drafter_of(target_of("llama"))
+    half = dataclasses.replace(drafter, params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), drafter.params))
+    with pytest.raises(InputError, match="drafter small was loaded for a model of another dtype"):
+        generate(target_of("llama"), [[1]], DFlash(half))

@@ -138,7 +138,7 @@ def test_the_cache_is_as_it_was() -> None:
     jax.tree.map(np.testing.assert_array_equal, cache, before)
 
 
-@partial(jax.jit, static_argnums=0)
+@partial(jax.jit, static_argnums=(0, 6))
 def _block(
     graphdef: nnx.GraphDef,
     params: nnx.State,
@@ -146,9 +146,10 @@ def _block(
     cache: KVCache,
     visible: jax.Array,
     starts: jax.Array | None,
+    taps: tuple[int, ...] = (),
 ) -> tuple[DecoderOutput, jax.Array]:
     decoder = nnx.merge(graphdef, params)
-    output = decoder.block(tokens, cache, visible, starts=starts)
+    output = decoder.block(tokens, cache, visible, starts=starts, taps=taps)
     return output, decoder.logits(output.hidden)
 
 
@@ -189,3 +190,16 @@ def test_blocks(
                 np.testing.assert_allclose(written[:, taken].swapaxes(0, 1), theirs[layer, 0], atol=TOLERANCE)
                 kept = np.delete(old[layer][row], taken, axis=1)
                 np.testing.assert_array_equal(np.delete(written, taken, axis=1), kept)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "triton"])
+def test_taps_of_a_causal_block(implementation: str, with_kernels: Callable[[RandomDecoder], RandomDecoder]) -> None:
+    """With norms of heads: logits and streams are those of the ordinary forward."""
+    model = random_decoder(CONFIGS["head norms, tied"])
+    run_by = model if implementation == "xla" else with_kernels(model)
+    tokens, before = TOKENS[:, 1], filled_cache(model, 0.0)
+    output, logits = _block(run_by.graphdef, model.params, tokens, before, CAUSAL[:, 1], None, (1, 0))
+    expected = model.run(tokens, before, taps=(1, 0))
+    np.testing.assert_allclose(logits, expected.logits, atol=TOLERANCE)
+    for ours, theirs in zip(output.features, expected.features, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=TOLERANCE)

@@ -24,6 +24,7 @@ from pallas_kernels import reference
 from pallas_kernels.attention import SoftmaxState, block_state, merge, prefix_state
 from pallas_kernels.correction import Correction, correct_state
 from pallas_kernels.feed_forward import add_through
+from pallas_kernels.head_norm import HeadNorm
 from pallas_kernels.implementation import Implementation
 from pallas_kernels.likeliest import likeliest
 from pallas_kernels.projection import normed_rows
@@ -192,8 +193,6 @@ normed = jax.jit(normed_rows, static_argnames=("eps", "places", "implementation"
 true_normed = jax.jit(reference.normed_rows, static_argnames=("eps", "places"))
 added = jax.jit(add_through, static_argnames="implementation")
 true_added = jax.jit(reference.add_through)
-rotated = jax.jit(rotated_heads, static_argnums=6)
-true_rotated = jax.jit(reference.rotated_heads, static_argnums=5)
 found_likeliest = jax.jit(likeliest, static_argnames=("banned", "ranks", "implementation"))
 true_likeliest = jax.jit(reference.likeliest, static_argnums=(1, 2))
 
@@ -482,14 +481,23 @@ class TestOps:
         np.testing.assert_array_equal(found.values, np.broadcast_to([2, -np.inf, -np.inf], (2, 3, 3)))
         np.testing.assert_array_equal(found.logsumexp, np.full((2, 3), 2))
 
+    @pytest.mark.parametrize("normed", [False, True], ids=["", "normed"])
     @each([SMALL, ODD[0]], FULL)
-    def test_rotated_heads(self, sizes: Sizes, count: int) -> None:
+    def test_rotated_heads(self, sizes: Sizes, count: int, normed: bool) -> None:
         """Places behind the last one may hold anything."""
+        norm = None
+        if normed:
+            query, key = (1 + draw(sizes, sizes.head_dim, seed=seed) / 2 for seed in (1, 2))
+            norm = HeadNorm(jnp.asarray(query, sizes.dtype), jnp.asarray(key, sizes.dtype), EPS)
         texts, (own, bias), plan = random_texts(sizes), random_heads(sizes), random_forests(sizes, count).plan(1)
         (table,), (poisoned,) = in_places(sizes, own[None], plan)
         index, angles = plan.index[0], (texts.cos, texts.sin)
-        found = rotated(poisoned, bias, index, plan.count, *angles, sizes.branches)
-        expected = true_rotated(table, bias, index, *angles, sizes.branches)
+        found = jax.jit(partial(rotated_heads, branches=sizes.branches, norm=norm))(
+            poisoned, bias, index, plan.count, *angles
+        )
+        expected = jax.jit(partial(reference.rotated_heads, branches=sizes.branches, norm=norm))(
+            table, bias, index, *angles
+        )
         used = int(plan.count[0])
         assert_agrees(sizes, np.asarray(found)[:used], np.asarray(expected)[:used])
 

@@ -16,6 +16,7 @@ import sanitizer
 from jax.sharding import AbstractMesh
 from workers import run_worker
 
+from pallas_kernels.head_norm import HeadNorm
 from pallas_kernels.triton import attention, feed_forward, likeliest, prefix_attention, projection, rows
 from pallas_kernels.triton.softmax import State
 
@@ -58,6 +59,10 @@ KERNELS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "bias and rotary of places": (
         projection.rotated_heads,
         (heads(7, PLACES), half(KV_HEADS, 9, HEAD_DIM), whole(ROWS), whole(1), *ANGLES, 9),
+    ),
+    "norm of heads and rotary": (
+        projection.rotated_heads,
+        (heads(4, ROWS), None, None, None, *ANGLES, 9, HeadNorm(half(HEAD_DIM), half(HEAD_DIM), 1e-6)),
     ),
     "attention": (attention.branch_attention, (heads(4, PLACES), whole(1, 9, 32), *cached(9))),
     "attention, group of 6": (attention.branch_attention, (heads(6, PLACES), whole(1, 9, 32), *cached(9))),

@@ -17,8 +17,8 @@ from tiny_gguf import write_gguf
 import convert.check
 from convert.assemble import load_parameters
 from convert.check import MAX_LOGIT_DIFF, CheckReport, check
+from specdiff_jax.conversion import convert_checkpoint
 from specdiff_jax.errors import InputError
-from specdiff_jax.loading import convert_checkpoint
 
 torch_families = pytest.importorskip("torch_families", reason="needs PyTorch and Transformers", exc_type=ImportError)
 Saved = torch_families.Saved
