@@ -143,10 +143,11 @@ def test_flash_attention_gets_the_same_pattern(monkeypatch: pytest.MonkeyPatch) 
     graphdef, params = random_block_drafter(config)
     rows, embedded = drawn(config)
     context = PackedContext(rows, *map(jnp.asarray, packed()))
-    plain, flash = (
-        fill_blocks(nnx.merge(graphdef, params), context, jnp.asarray(ANCHORS), embedded, flash=flash)
-        for flash in (False, True)
-    )
+    drafter = nnx.merge(graphdef, params)
+    plain = fill_blocks(drafter, context, jnp.asarray(ANCHORS), embedded)
+    for layer in drafter.layers:
+        layer.attention.flash = True
+    flash = fill_blocks(drafter, context, jnp.asarray(ANCHORS), embedded)
     assert len(calls) == len(WINDOWED)
     np.testing.assert_allclose(flash, plain, rtol=1e-5, atol=1e-5)
 
