@@ -1,4 +1,4 @@
-"""Model folders that appear under their name only when they are whole."""
+"""Folders and files that appear under their name only when they are whole."""
 
 from __future__ import annotations
 
@@ -43,6 +43,23 @@ def appearing_whole(destination: Path) -> Iterator[Path]:
         raise InputError(f"{destination}: can't be written ({error.strerror or error})") from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def file_appearing_whole(destination: Path) -> Iterator[Path]:
+    """A temporary file beside the destination, with the same suffix, renamed to it at the end, removed on any failure.
+
+    Raises:
+        InputError: the destination can't be written.
+    """
+    temporary = destination.with_name(f".{destination.stem}.partial{destination.suffix}")
+    try:
+        yield temporary
+        os.replace(temporary, destination)
+    except OSError as error:
+        raise InputError(f"{destination}: can't be written ({error.strerror or error})") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def write_settings(

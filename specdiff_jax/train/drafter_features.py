@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ from flax import nnx
 from rich.console import Console
 from rich.progress import track
 
+from convert.whole_folder import file_appearing_whole
 from specdiff_jax.errors import InputError
 from specdiff_jax.loading import Model
 from specdiff_jax.train.drafter_objective import target_features
@@ -82,25 +82,19 @@ def cached_features(
 
 
 def _make(texts: PackedTexts, target: Model, layers: tuple[int, ...], batch_rows: int, file: Path) -> None:
-    partial, dtype = file.with_name(f"{file.name}.partial"), _STORED[str(target.dtype)]
+    shape, dtype = _shape(texts, target, layers), _STORED[str(target.dtype)]
     forward = _forward(target, layers)
     console = Console(stderr=True)
-    try:
-        kept = np.lib.format.open_memmap(partial, "w+", dtype=dtype, shape=_shape(texts, target, layers))
+    with file_appearing_whole(file) as partial:
+        kept = np.lib.format.open_memmap(partial, "w+", dtype=dtype, shape=shape)
         for begin in track(
             range(0, texts.rows, batch_rows), "caching features", console=console, disable=not console.is_terminal
         ):
-            rows = np.arange(begin, begin + batch_rows)
-            features = np.asarray(forward(jax.tree.map(jnp.asarray, texts.take(rows % texts.rows))))
+            rows = np.arange(begin, begin + batch_rows) % texts.rows  # a short batch is filled with the first rows
+            features = np.asarray(forward(jax.tree.map(jnp.asarray, texts.take(rows))))
             count = min(batch_rows, texts.rows - begin)
-            kept[begin : begin + count] = features[:count].view(kept.dtype)
+            kept[begin : begin + count] = features[:count].view(dtype)
         kept.flush()
-        del kept
-        os.replace(partial, file)
-    except OSError as error:
-        raise InputError(f"{file}: can't be written ({error.strerror or error})") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _forward(target: Model, layers: tuple[int, ...]) -> Callable[[Batch], jax.Array]:

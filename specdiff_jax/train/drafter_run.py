@@ -110,8 +110,8 @@ def _measures(
     recipe: DrafterRecipe, target: Model, drafter: Drafter, prepared: Prepared
 ) -> dict[str, Callable[[Params], float | None]]:
     """What is measured where a checkpoint is written, beside the validation loss."""
-    if recipe.tau.prompts == 0 or prepared.validation is None:
+    if prepared.validation is None:
         return {}
     longest = target.config.max_position_embeddings - recipe.tau.max_new_tokens
     prompts = held_out_prompts(prepared.validation, recipe.tau.prompts, longest)
-    return {TAU: measure_acceptance(target, drafter, prompts, recipe.tau.max_new_tokens)}
+    return {TAU: measure_acceptance(target, drafter, prompts, recipe.tau.max_new_tokens)} if prompts else {}

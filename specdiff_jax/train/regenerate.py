@@ -6,14 +6,14 @@ import hashlib
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from convert.whole_folder import file_appearing_whole
 from specdiff_jax.decode.generate import check_method, generate
 from specdiff_jax.decode.methods import Autoregressive
 from specdiff_jax.decode.requests import MAX_SEED, check_lengths, encode_prompt
@@ -110,7 +110,7 @@ def regenerate(
             found = _read_part(part, len(rows))
             if found is None:
                 found = _answer(model, [prompts[row] for row in rows], rows, sample, settings, dtype)
-                with _appearing(part) as partial:
+                with file_appearing_whole(part) as partial:
                     np.savez(partial, allow_pickle=False, **_ragged(found, dtype))
             for row, response in zip(rows, found, strict=True):
                 responses[row] = response
@@ -151,7 +151,7 @@ def _claim(out: Path, made: dict[str, Any]) -> None:
     if not os.path.exists(out):
         try:
             (out / PARTS).mkdir(parents=True)
-            with _appearing(file) as partial:
+            with file_appearing_whole(file) as partial:
                 write_json(partial, made)
         except OSError as error:
             raise InputError(f"{out}: can't be made ({error.strerror or error})") from error
@@ -215,22 +215,5 @@ def _read_part(part: Path, rows: int) -> list[np.ndarray] | None:
 
 
 def _write(file: Path, arrays: dict[str, np.ndarray]) -> None:
-    with _appearing(file) as partial:
+    with file_appearing_whole(file) as partial:
         np.savez_compressed(partial, allow_pickle=False, **arrays)
-
-
-@contextmanager
-def _appearing(file: Path) -> Iterator[Path]:
-    """A temporary file of the same kind beside a file, which takes its name once it is whole.
-
-    Raises:
-        InputError: it can't be written.
-    """
-    partial = file.with_name(f".partial{file.suffix}")
-    try:
-        yield partial
-        os.replace(partial, file)
-    except OSError as error:
-        raise InputError(f"{file}: can't be written ({error.strerror or error})") from error
-    finally:
-        partial.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tiny_recipe import write_sections
+import tiny_recipe
 
 CONTENT: dict[str, dict[str, Any]] = {
     "model": {
@@ -18,26 +18,13 @@ CONTENT: dict[str, dict[str, Any]] = {
     },
     "data": {"prompts": "prompts.npz", "responses": ["responses.npz"], "max_repeat_percent": 30, "holdout": 2},
     "objective": {"anchors": 8},
-    "optimizer": {
-        "name": "adamw",
-        "learning_rate": 0.01,
-        "warmup_steps": 2,
-        "decay": "cosine",
-        "final_fraction": 0.1,
-        "weight_decay": 0.01,
-        "betas": [0.9, 0.95],
-        "clip_norm": 1.0,
-    },
+    "optimizer": tiny_recipe.CONTENT["optimizer"],
     "run": {
-        "steps": 30,
+        **tiny_recipe.CONTENT["run"],
         "batch_rows": 4,
         "width": 64,
-        "seed": 0,
-        "dtype": "float32",
-        "log_every": 10,
         "checkpoint_every": 10,
         "keep": 3,
-        "weights": "float32",
         "features": "online",
     },
 }
@@ -45,7 +32,7 @@ CONTENT: dict[str, dict[str, Any]] = {
 
 def write_drafter_recipe(path: Path, **changes: Any) -> Path:
     """Write the recipe; changes are as in `tiny_recipe.write_recipe`."""
-    return write_sections(path, CONTENT, changes)
+    return tiny_recipe.write_sections(path, CONTENT, changes)
 
 
 def write_responses(folder: Path, responses: list[list[int]], prompt: tuple[int, ...] = (5, 6, 7)) -> None:
