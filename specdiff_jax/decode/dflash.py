@@ -79,6 +79,20 @@ class Room(NamedTuple):
     drafter_sharding: NamedSharding | None
 
 
+def room_for(model: Model, requests: Requests, width: int, limit: int, *, serial: bool) -> Room:
+    """What decoding a batch takes, whose rows' limits are at most `limit`; `serial` as `run` has it."""
+    new_tokens = power_of_two(limit)
+    longest = requests.prompts.shape[1] + new_tokens
+    return Room(
+        new_tokens,
+        width,
+        capacity=longest if serial else longest + width,
+        drafter_capacity=longest + width,
+        sharding=None if model.mesh is None else cache_sharding(model.mesh),
+        drafter_sharding=None if model.mesh is None else drafter_cache_sharding(model.mesh),
+    )
+
+
 def begin(model: Decoder, drafter: BlockDrafter, requests: Requests, room: Room) -> DFlashState:
     """Read the prompts, for the target and the drafter, and draw every row's first token."""
     batch, dtype = requests.prompt_lengths.size, model.embedding[...].dtype
@@ -191,17 +205,8 @@ def run(
     serial: bool = False,
 ) -> BatchResult:
     """Decode one batch, whose rows' limits are at most `limit`; `serial` keeps to autoregressive decoding's shapes."""
-    drafter, width = method.drafter, method.width
-    new_tokens = power_of_two(limit)
-    longest = requests.prompts.shape[1] + new_tokens
-    room = Room(
-        new_tokens,
-        width,
-        capacity=longest if serial else longest + width,
-        drafter_capacity=longest + width,
-        sharding=None if model.mesh is None else cache_sharding(model.mesh),
-        drafter_sharding=None if model.mesh is None else drafter_cache_sharding(model.mesh),
-    )
+    drafter = method.drafter
+    room = room_for(model, requests, method.width, limit, serial=serial)
 
     def start(decoder: Decoder, asked: Requests, params: nnx.State) -> DFlashState:
         return begin(decoder, nnx.merge(drafter.graphdef, params), asked, room)
@@ -210,7 +215,7 @@ def run(
         module = nnx.merge(drafter.graphdef, params)
         return while_undone(lambda current: cycle(decoder, module, current, asked, serial=serial), state, steps)
 
-    key = ("dflash", drafter.graphdef, drafter.config, width, serial, new_tokens)
+    key = ("dflash", drafter.graphdef, room.width, serial, room.new_tokens)
     options = verification_options(model)
     state, seconds = run_loop(model, key, start, go_on, requests, drafter.params, on_tokens=on_tokens, options=options)
     return batch_result(state, seconds, forwards_per_verification=1)

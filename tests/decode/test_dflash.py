@@ -130,19 +130,14 @@ def test_a_cache_row_that_is_used_to_its_end(monkeypatch, exact):
 
 
 def test_bfloat16():
-    """Its roundings may tip near-ties, but all is of one dtype and all counters agree."""
-    whole = target_of("qwen3")
+    """Everything is of the target's dtype, or the loop would not compile."""
     model, drafter = (
         dataclasses.replace(loaded, params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), loaded.params))
-        for loaded in (fresh(whole, stop_ids=()), drafter_of(whole))
+        for loaded in (endless("llama"), drafter_of(target_of("llama")))
     )
-    own = generate(model, PROMPTS[:4], Autoregressive(), max_new_tokens=LIMIT, batch_size=4)
-    for ours, theirs in zip(
-        generate(model, PROMPTS[:4], DFlash(drafter), max_new_tokens=LIMIT, batch_size=4), own, strict=True
-    ):
-        assert ours.tokens[:3] == theirs.tokens[:3]
-        assert ours.new_tokens == LIMIT
-        assert sum(forwards(ours)) == LIMIT - 1
+    result = generate(model, PROMPTS[:1], DFlash(drafter), max_new_tokens=LIMIT)[0]
+    assert result.new_tokens == LIMIT
+    assert sum(forwards(result)) == LIMIT - 1
 
 
 def test_fewer_slots_than_the_drafter_was_trained_on(monkeypatch):
@@ -194,9 +189,9 @@ def test_the_drafter_remembers_what_it_would_compute_anew(monkeypatch, condition
     monkeypatch.setattr(dflash, "draft", knowing(lambda state: (2 * state.counts + state.cache.lengths) % BLOCK))
     model = endless("llama")
     drafter = drafter_of(model, conditioning=conditioning)
-    config, prompts = drafter.config, PROMPTS[:3]
-    asked = make_requests(model, prompts, 3, row_keys(0, 3), LIMIT, sampling(0.0, 1.0, 0, 40))
-    room = dflash.Room(LIMIT, BLOCK, 256, 256, None, None)
+    config, prompts = drafter.config, [*PROMPTS[:2], RNG.integers(0, MASK, 128).tolist()]
+    asked = make_requests(model, prompts, 3, row_keys(0, 3), 32, sampling(0.0, 1.0, 0, 40))
+    room = dflash.room_for(model, asked, BLOCK, 32, serial=False)
     target, module = nnx.merge(model.graphdef, model.params), nnx.merge(drafter.graphdef, drafter.params)
     cycle = jax.jit(lambda state: dflash.cycle(target, module, state, asked, serial=False))
 
@@ -220,11 +215,11 @@ def test_the_drafter_remembers_what_it_would_compute_anew(monkeypatch, condition
             length = len(known) - 1
             if not state.done[row]:
                 assert int(drafted.cache.lengths[row]) == int(state.cache.lengths[row]) == length
-            text = jnp.asarray([known[:-1] + [0] * (128 - length)], jnp.int32)
+            text = jnp.asarray([known[:-1] + [0] * (160 - length)], jnp.int32)
             truth = anew(text, jnp.asarray([length], jnp.int32), jnp.asarray(known[-1:], jnp.int32))
             np.testing.assert_allclose(drafted.hidden[row], truth, atol=2e-5)
         state = cycle(state)
-    assert state.forwards.max() > 3
+    assert state.forwards.min() > 3
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Qwen3Moe"])
