@@ -17,7 +17,7 @@ from bench.target import filled_cache, head_bytes, open_target, weight_bytes
 from specdiff_jax.decode import dflash
 from specdiff_jax.decode.acceptance import own_tokens
 from specdiff_jax.decode.dflash import DFlashState, Features
-from specdiff_jax.decode.programs import branch_implementation, compile_once, verification_options
+from specdiff_jax.decode.programs import branch_implementation, compile_once
 from specdiff_jax.decode.requests import Requests
 from specdiff_jax.drafter_loading import Drafter, random_drafter
 from specdiff_jax.loading import Model
@@ -117,7 +117,6 @@ def _time(
         requests,
         jnp.int32(0),
         drafter.params,
-        options=verification_options(model),
     )
 
     def elapsed(count: int) -> float:
