@@ -105,8 +105,8 @@ def _attention(
         for head in range(heads):
             kv_head = head // (heads // kv_heads)
             scores = keys[visible, kv_head] @ queries[row, head] / np.sqrt(queries.shape[-1])
-            if "sinks" in weights:
-                scores = np.append(scores, weights["sinks"][head])
+            if "attention_sink_bias" in weights:
+                scores = np.append(scores, weights["attention_sink_bias"][head])
             mixed[row, head] = _softmax(scores)[: len(visible)] @ values[visible, kv_head]
     return mixed.reshape(len(rows), -1)
 
