@@ -45,7 +45,7 @@ class RotaryConfig:
     attention_factor: float = 1.0
     query_scale_beta: float | None = None
     original_max_position: int | None = None
-    rule: tuple[tuple[str, Any], ...] = field(default=(), compare=False)
+    rule: tuple[tuple[str, Any], ...] = field(default=(), compare=False, repr=False)
 
 
 def read_rotary(

@@ -14,7 +14,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from specdiff_jax import __version__
-from specdiff_jax.cli import bench, calibrate, check, convert, demo, generate, models, profile, train
+from specdiff_jax.cli import bench, calibrate, check, convert, demo, generate, models, profile, regenerate, train
 from specdiff_jax.errors import InputError
 
 BAD_INPUT = 2
@@ -28,6 +28,7 @@ for command in (
     check.check,
     calibrate.calibrate,
     profile.profile,
+    regenerate.regenerate,
 ):
     app.command()(command)
 app.add_typer(bench.bench, name="bench")

@@ -19,10 +19,11 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from specdiff_jax.decode.block_diffusion import NEVER
-from specdiff_jax.decode.loop import LoopState
+from specdiff_jax.decode.loop import BatchResult, LoopState
 from specdiff_jax.decode.requests import Requests
 from specdiff_jax.decode.sampling import choose, without_mask
 from specdiff_jax.model.cache import KVCache
@@ -120,4 +121,18 @@ def append(state: State, own: Int[Array, "batch slots"], accepted: Int[Array, " 
         counts=counts,
         accepted=state.accepted + jnp.minimum(accepted, new),
         done=state.done | (to_stop <= new) | (counts >= requests.limits),
+    )
+
+
+def batch_result(state: SpeculationState, seconds: float, forwards_per_verification: int) -> BatchResult:
+    """What a batch gave in so many seconds."""
+    forwards = np.asarray(state.forwards)
+    return BatchResult(
+        tokens=np.asarray(state.generated),
+        counts=np.asarray(state.counts),
+        forwards=forwards,
+        seconds=seconds,
+        step_map=np.asarray(state.step_map),
+        accepted_drafts=np.asarray(state.accepted),
+        verifications=forwards // forwards_per_verification,
     )

@@ -20,12 +20,11 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Float, Int
 
-from specdiff_jax.decode.acceptance import SpeculationState, agreeing, append, first_tokens, own_tokens
+from specdiff_jax.decode.acceptance import SpeculationState, agreeing, append, batch_result, first_tokens, own_tokens
 from specdiff_jax.decode.loop import BatchResult, OnTokens, run_loop, while_undone
 from specdiff_jax.decode.methods import DFlash
 from specdiff_jax.decode.prefill import Tap, read_prompts_with
@@ -214,13 +213,4 @@ def run(
     key = ("dflash", drafter.graphdef, drafter.config, width, serial, new_tokens)
     options = verification_options(model)
     state, seconds = run_loop(model, key, start, go_on, requests, drafter.params, on_tokens=on_tokens, options=options)
-    forwards = np.asarray(state.forwards)
-    return BatchResult(
-        tokens=np.asarray(state.generated),
-        counts=np.asarray(state.counts),
-        forwards=forwards,
-        seconds=seconds,
-        step_map=np.asarray(state.step_map),
-        accepted_drafts=np.asarray(state.accepted),
-        verifications=forwards,
-    )
+    return batch_result(state, seconds, forwards_per_verification=1)

@@ -40,7 +40,9 @@ def fingerprint(model: Model) -> str:
 
     The weights are taken as bfloat16, so that it is the same in whatever dtype the model was loaded.
     """
-    digest = hashlib.sha256(json.dumps(asdict(model.config), sort_keys=True, default=str).encode())
+    settings = asdict(model.config)
+    del settings["rotary"]["rule"]  # only another wording of the rest, which equal models need not share
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
     embedding = nnx.merge(model.graphdef, model.params).embedding[...]
     digest.update(np.asarray(embedding[:_ROWS, :_COLUMNS].astype(jnp.bfloat16)).tobytes())
     return digest.hexdigest()[:16]

@@ -5,12 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array
 
 from specdiff_jax.block_spec import BlockSpec, block_spec
 from specdiff_jax.config import ModelConfig
-from specdiff_jax.decode.acceptance import SpeculationState, agreeing, append, first_tokens, own_tokens
+from specdiff_jax.decode.acceptance import SpeculationState, agreeing, append, batch_result, first_tokens, own_tokens
 from specdiff_jax.decode.block_diffusion import fresh_block
 from specdiff_jax.decode.loop import BatchResult, OnTokens, run_loop, while_undone
 from specdiff_jax.decode.methods import LinearSpeculation
@@ -59,16 +58,7 @@ def run(
         return while_undone(lambda current: draft_and_verify(decoder, current, asked, spec), state, steps)
 
     state, seconds = run_loop(model, (method, room), start, go_on, requests, on_tokens=on_tokens)
-    forwards = np.asarray(state.forwards)
-    return BatchResult(
-        tokens=np.asarray(state.generated),
-        counts=np.asarray(state.counts),
-        forwards=forwards,
-        seconds=seconds,
-        step_map=np.asarray(state.step_map),
-        accepted_drafts=np.asarray(state.accepted),
-        verifications=forwards // 2,
-    )
+    return batch_result(state, seconds, forwards_per_verification=2)
 
 
 def speculation_spec(config: ModelConfig) -> BlockSpec:

@@ -50,8 +50,6 @@ def fill_blocks(
     context: PackedContext,
     anchors: Int[Array, "batch blocks"],
     embedded: Float[Array, "batch blocks slots hidden"],
-    *,
-    flash: bool = False,
 ) -> Float[Array, "batch blocks slots hidden"]:
     """Fill blocks, none of which sees another.
 
@@ -60,7 +58,6 @@ def fill_blocks(
         context: the texts.
         anchors: column of each block's anchor.
         embedded: embeddings of each anchor and of masks.
-        flash: attend through cuDNN, where it takes the shapes.
 
     Returns:
         the blocks' rows after the drafter's final norm.
@@ -78,14 +75,10 @@ def fill_blocks(
         queries, keys, values = layer.heads(
             context.rows if injected else layer.attention_norm(context.rows), context_rotary
         )
-        mixed = _attend_blocks(
-            layer, layer.heads(layer.attention_norm(x), block_rotary), keys, values, context, blocks, flash
-        )
+        mixed = _attend_blocks(layer, layer.heads(layer.attention_norm(x), block_rotary), keys, values, context, blocks)
         if not injected:
             seen = _causal_pattern(context, layer.sees.window)
-            context = context._replace(
-                rows=layer.finish(context.rows, _attend(layer, queries, keys, values, seen, flash))
-            )
+            context = context._replace(rows=layer.finish(context.rows, _attend(layer, queries, keys, values, seen)))
         x = layer.finish(x, mixed)
     return drafter.norm(x).reshape(embedded.shape)
 
@@ -119,7 +112,6 @@ def _attend_blocks(
     context_values: Float[Array, "batch kv_heads width head_dim"],
     context: PackedContext,
     blocks: _Blocks,
-    flash: bool,
 ) -> Float[Array, "batch rows kv_heads group head_dim"]:
     """Mixed values of all blocks' rows."""
     queries, keys, values = heads
@@ -132,7 +124,7 @@ def _attend_blocks(
             jnp.concatenate(pair, axis=2) for pair in zip((context_keys, context_values), own, strict=True)
         )
         seen = _block_pattern(layer.sees, context, _Blocks(*place))
-        return _attend(layer, merged, known, mixable, seen, flash).reshape(queries.shape)
+        return _attend(layer, merged, known, mixable, seen).reshape(queries.shape)
 
     by_block = [
         array.reshape(batch, -1, slots, *array.shape[2:]) for array in (queries, *map(_rows_first, (keys, values)))
@@ -146,10 +138,10 @@ def _rows_first(array: Float[Array, "batch kv_heads rows head_dim"]) -> Float[Ar
 
 
 def _attend(
-    layer: DrafterLayer, queries: Array, keys: Array, values: Array, seen: Bool[Array, "batch rows keys"], flash: bool
+    layer: DrafterLayer, queries: Array, keys: Array, values: Array, seen: Bool[Array, "batch rows keys"]
 ) -> Float[Array, "batch rows kv_heads group head_dim"]:
     even = queries.shape[1] % 2 == 0 and keys.shape[2] % 2 == 0  # as cuDNN's gradient of a masked product asks
-    if flash and layer.sinks is None and even:
+    if layer.attention.flash and layer.sinks is None and even:
         return flash_attend(queries, keys, values, seen)
     return attend(queries, keys, values, seen, None if layer.sinks is None else layer.sinks[...])
 

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +24,7 @@ from specdiff_jax.train.packing import PackedTexts
 
 _GIGABYTE = 10**9
 # How numbers are stored that numpy has no type for.
-_STORED = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16)}
+_STORED: dict[str, np.dtype[Any]] = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(np.uint16)}
 
 
 def check_room(texts: PackedTexts, target: Model, layers: tuple[int, ...], most_gb: float, folder: Path) -> None:

@@ -184,13 +184,8 @@ def _predictions(drafter: BlockDrafter, target: Decoder, batch: Batch, blocks: _
     masks = jnp.full(blocks.targets.shape, config.mask_token_id, tokens.dtype)
     ids = jnp.concatenate([anchored, masks], axis=-1)
     embedded = embed_block(target, config, ids.reshape(ids.shape[0], -1)).reshape(*ids.shape, -1)
-    hidden = fill_blocks(
-        drafter,
-        PackedContext(rows, batch["positions"], batch["segments"]),
-        blocks.anchors,
-        embedded,
-        flash=target.layers[0].attention.flash,
-    )
+    context = PackedContext(rows, batch["positions"], batch["segments"])
+    hidden = fill_blocks(drafter, context, blocks.anchors, embedded)
 
     def judge(hidden: Array, targets: Array) -> _Predictions:
         logits = draft_logits(target, config, hidden)

@@ -60,7 +60,7 @@ def run_drafter(recipe: DrafterRecipe, out: Path, *, resume: bool = False, note:
     prepared = read_prepared(out / DATA)
     config = parse_drafter_config(prepared.config, str(out / DATA / "config.json"))
     check_pair(config, target.config, str(out), target.name)
-    graphdef, _ = abstract_drafter(config, recipe.loop.dtype)
+    graphdef, _ = abstract_drafter(config, recipe.loop.dtype, target.implementation)
     initial = nnx.state(BlockDrafter(config, dtype="float32", rngs=nnx.Rngs(recipe.loop.seed)))
     objective = drafter_objective(recipe.objective)
     streamed = {}

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from drafter_files import EVERYTHING, SETTINGS, published_tensors, save_published
 from safetensors.numpy import save_file
-from tiny_models import alternate, assert_same, by_kv_head, by_path
+from tiny_models import alternate, assert_filled_once, assert_same, by_kv_head, by_path
 
 from convert.assemble import NonFiniteWeightsWarning
 from convert.checkpoint import open_checkpoint
@@ -80,18 +80,9 @@ CASES = {"plain": SETTINGS, "biases, sinks": EVERYTHING, "no features": without_
 def test_parts_fill_every_parameter_of_the_drafter_once(settings: dict[str, Any]) -> None:
     config = parse_drafter_config(settings, "config.json")
     table = drafter_parts(config)
-    shapes = {path: leaf.shape for path, leaf in abstract_shapes(config).items()}
+    shapes = {path: leaf.shape for path, leaf in named(abstract_drafter(config, "float32")[1]).items()}
     assert table.keys() == shapes.keys()
-    for path, parts in table.items():
-        assert sum(int(np.prod(part.shape)) for part in parts) == int(np.prod(shapes[path])), path
-        parameter = np.full(shapes[path], np.nan)
-        for part in parts:
-            part.pack(np.zeros(part.shape), parameter)
-        assert not np.isnan(parameter).any(), path
-
-
-def abstract_shapes(config: DrafterConfig) -> dict[str, Any]:
-    return dict(named(abstract_drafter(config, "float32")[1]))
+    assert_filled_once(table, shapes)
 
 
 @pytest.mark.parametrize("prefix", ["", "model."])

@@ -10,7 +10,7 @@ from typing import get_args
 import jax
 import numpy as np
 import pytest
-from tiny_models import abstract_state
+from tiny_models import abstract_state, assert_filled_once
 
 from convert.names import FAMILY_NAMES, Part, parameter_parts
 from specdiff_jax.config import Family, ModelConfig, MoEConfig, parse_config
@@ -59,12 +59,7 @@ def test_parts_fill_every_parameter_of_the_decoder_once(config: ModelConfig, pre
     leaves, _ = jax.tree.flatten_with_path(abstract_state(config))
     shapes = {".".join(str(key.key) for key in path[:-1]): leaf.shape for path, leaf in leaves}
     assert table.keys() == shapes.keys()
-    for path, parts in table.items():
-        assert sum(int(np.prod(part.shape)) for part in parts) == int(np.prod(shapes[path])), path
-        parameter = np.full(shapes[path], np.nan)
-        for part in parts:
-            part.pack(np.zeros(part.shape), parameter)
-        assert not np.isnan(parameter).any(), path
+    assert_filled_once(table, shapes)
 
 
 @pytest.mark.parametrize("present", [(), FUSED], ids=["single experts", "fused experts"])

@@ -1,4 +1,4 @@
-"""DFlash: tokens are those of autoregressive decoding, whatever the drafter is worth, and what the drafter remembers."""
+"""DFlash: its tokens are those of autoregressive decoding, whatever its drafter is worth; what that remembers."""
 
 from __future__ import annotations
 
@@ -117,6 +117,32 @@ def test_a_stop_id_ends_a_row_at_every_place_of_a_block(monkeypatch):
             assert result.forwards == -(-(count - 1) // BLOCK)
             places.add((count - 1) % BLOCK)
     assert places == set(range(BLOCK))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_a_cache_row_that_is_used_to_its_end(monkeypatch, exact):
+    """Prompts as wide as their bucket and a limit as wide as its own: the last blocks reach beyond both."""
+    monkeypatch.setattr(dflash, "draft", knowing(lambda state: (3 * state.counts + state.cache.lengths) % BLOCK))
+    model, prompts = endless("qwen3"), RNG.integers(0, MASK, (4, 128)).tolist()
+    options = {"max_new_tokens": 32, "batch_size": 4, "exact": exact}
+    own = generate(model, prompts, Autoregressive(), **options)
+    assert tokens(generate(model, prompts, DFlash(drafter_of(model)), **options)) == tokens(own)
+
+
+def test_bfloat16():
+    """Its roundings may tip near-ties, but all is of one dtype and all counters agree."""
+    whole = target_of("qwen3")
+    model, drafter = (
+        dataclasses.replace(loaded, params=jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), loaded.params))
+        for loaded in (fresh(whole, stop_ids=()), drafter_of(whole))
+    )
+    own = generate(model, PROMPTS[:4], Autoregressive(), max_new_tokens=LIMIT, batch_size=4)
+    for ours, theirs in zip(
+        generate(model, PROMPTS[:4], DFlash(drafter), max_new_tokens=LIMIT, batch_size=4), own, strict=True
+    ):
+        assert ours.tokens[:3] == theirs.tokens[:3]
+        assert ours.new_tokens == LIMIT
+        assert sum(forwards(ours)) == LIMIT - 1
 
 
 def test_fewer_slots_than_the_drafter_was_trained_on(monkeypatch):

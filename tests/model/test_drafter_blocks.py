@@ -11,7 +11,7 @@ from random_drafter import BLOCK, drafter_config, random_block_drafter
 
 from specdiff_jax.drafter_config import DraftAttention, DrafterConfig
 from specdiff_jax.model import drafter_blocks, empty_cache
-from specdiff_jax.model.attention import attend
+from specdiff_jax.model.attention import attend, flash_attend
 from specdiff_jax.model.drafter import BlockDrafter
 from specdiff_jax.model.drafter_blocks import PackedContext, by_chunks, fill_blocks
 from specdiff_jax.model.rotary import rotary_table
@@ -129,6 +129,27 @@ def test_gradients_of_a_dense_implementation(config: DrafterConfig) -> None:
     expected = jax.jit(jax.grad(whole, argnums=(0, 1)))(params, rows)
     for ours, theirs in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(ours, theirs, rtol=1e-3, atol=1e-5 * float(jnp.abs(theirs).max() + 1))
+
+
+def test_flash_attention_gets_the_same_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(*given: jax.Array) -> jax.Array:
+        calls.append(given)
+        return flash_attend(*given, implementation="xla")
+
+    monkeypatch.setattr(drafter_blocks, "flash_attend", counted)
+    config = CONFIGS["windows"]
+    graphdef, params = random_block_drafter(config)
+    rows, embedded = drawn(config)
+    context = PackedContext(rows, *map(jnp.asarray, packed()))
+    drafter = nnx.merge(graphdef, params)
+    plain = fill_blocks(drafter, context, jnp.asarray(ANCHORS), embedded)
+    for layer in drafter.layers:
+        layer.attention.flash = True
+    flash = fill_blocks(drafter, context, jnp.asarray(ANCHORS), embedded)
+    assert len(calls) == len(WINDOWED)
+    np.testing.assert_allclose(flash, plain, rtol=1e-5, atol=1e-5)
 
 
 def test_no_scores_of_all_blocks_exist() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from safetensors.numpy import load_file
 
 from convert.assemble import load_parameters
 from convert.checkpoint import Checkpoint
+from convert.names import Part
 from specdiff_jax.config import ModelConfig, parse_config
 from specdiff_jax.model import Decoder
 
@@ -154,3 +155,13 @@ def assert_same(found: Mapping[str, np.ndarray], expected: Mapping[str, np.ndarr
     for path, array in expected.items():
         assert found[path].dtype == array.dtype, path
         np.testing.assert_array_equal(found[path], array, err_msg=path)
+
+
+def assert_filled_once(table: Mapping[str, Sequence[Part]], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """The parts of every parameter cover all of it, and nothing twice."""
+    for path, parts in table.items():
+        assert sum(int(np.prod(part.shape)) for part in parts) == int(np.prod(shapes[path])), path
+        parameter = np.full(shapes[path], np.nan)
+        for part in parts:
+            part.pack(np.zeros(part.shape), parameter)
+        assert not np.isnan(parameter).any(), path
