@@ -537,7 +537,9 @@ def _line(row: dict[str, Any]) -> str:
     floor = row.get("weight_floor_microseconds")
     reading = "" if floor is None else f", reading the weights {floor:.1f} us"
     shares = "".join(f", {family} {share:.1%}" for family, share in (row.get("shares") or {}).items())
-    return f"{', '.join(about)}: {speed}{reading}, spread {row['spread']:.2f}{shares}"
+    length = row.get("acceptance_length")
+    accepted = "" if length is None else f", acceptance length {length:.2f}"
+    return f"{', '.join(about)}: {speed}{accepted}{reading}, spread {row['spread']:.2f}{shares}"
 
 
 def _drafting_line(row: dict[str, Any]) -> str:

@@ -205,6 +205,7 @@ def test_a_drafter_is_measured_beside_autoregressive_answers(run, tiny_checkpoin
     assert rows[1]["acceptance_length"] is None
     assert rows[2]["acceptance_length"] >= 1
     assert (rows[2]["identical_to_baseline"], rows[2]["repetitive_share"]) == (1, 0)
+    assert f"tokens/s, acceptance length {rows[2]['acceptance_length']:.2f}, spread" in outcome.stdout
 
 
 def test_a_drafter_s_rows_say_what_drafted():
