@@ -41,8 +41,9 @@ def measure(
     source: dict[str, Any],
     max_new_tokens: int,
     repeats: int,
+    temperature: float = 0.0,
 ) -> dict[str, Any]:
-    """Answer every prompt of a source `repeats` times, greedily, after a first time that compiles.
+    """Answer every prompt of a source `repeats` times, after a first time that compiles.
 
     Args:
         name: of the model.
@@ -56,11 +57,13 @@ def measure(
             of so many random ids as the batch has rows.
         max_new_tokens: most new tokens a prompt.
         repeats: how often all is answered.
+        temperature: 0 is greedy.
 
     Returns:
         what ran, seconds of all batches together, prefills included, with their spread; totals of forwards and new
-        tokens; means over the answers of what the method counts; shares of right, of repetitive, and of answers that
-        equal those of the method's baseline at the same dtype and batch.
+        tokens; means over the answers of what the method counts, and the acceptance length over all verifications;
+        shares of right, of repetitive, and of answers that equal those of the method's baseline at the same dtype,
+        batch and seed.
     """
     model = open_target(name, random=random, dtype=dtype, devices=devices)
     if random:
@@ -69,10 +72,12 @@ def measure(
     chosen = build_method(method, MethodFlags(**flags), name)(model)
 
     def answer(method: Method = chosen) -> list[sd.Generation]:
-        return sd.generate(model, asked.prompts, method, max_new_tokens=max_new_tokens, batch_size=batch)
+        return sd.generate(
+            model, asked.prompts, method, max_new_tokens=max_new_tokens, batch_size=batch, temperature=temperature
+        )
 
     answers = answer()
-    baseline = answer(chosen.baseline) if isinstance(chosen, sd.Spiffy) else None
+    baseline = answer(chosen.baseline) if isinstance(chosen, sd.Spiffy | sd.DFlash) else None
     timing = time_whole([sum(result.seconds for result in answer()[::batch]) for _ in range(repeats)])
     right = None if asked.problems is None else score(asked.problems, [result.text for result in answers])
     return {
@@ -84,6 +89,7 @@ def measure(
         "forwards": sum(result.forwards for result in answers),
         "new_tokens": sum(result.new_tokens for result in answers),
         "acceptance_length": _mean([result.acceptance_length for result in answers]),
+        "pooled_acceptance_length": _pooled(answers),
         "fold_ratio": _mean([result.fold_ratio for result in answers]),
         "repetitive_share": sum(is_repetitive(result.tokens) for result in answers) / len(answers),
         "identical_to_baseline": None
@@ -113,3 +119,10 @@ def _open_source(source: dict[str, Any], batch: int, vocab_size: int, mask: int 
 def _mean(values: Sequence[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) / len(known) if known else None
+
+
+def _pooled(answers: Sequence[sd.Generation]) -> float | None:
+    """Committed tokens per verification of all answers together; each answer's first token is the prefill's."""
+    drafted = [answer for answer in answers if answer.acceptance_length is not None]
+    verifications = sum(answer.forwards for answer in drafted)
+    return sum(answer.new_tokens - 1 for answer in drafted) / verifications if drafted else None

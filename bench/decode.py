@@ -12,6 +12,7 @@ from bench.results import Row
 from bench.run import Section, Settings, floors
 from bench.tasks import TASK_NAMES
 from specdiff_jax.decode.methods import Vanilla
+from specdiff_jax.decode.sampling import sampling
 from specdiff_jax.errors import InputError
 from specdiff_jax.geometries import geometry
 from specdiff_jax.prompts import read_prompts
@@ -27,7 +28,7 @@ BASELINES = {
 TEST_SEED = 0
 """Of the problems that are measured; training draws never meet them, whatever their seed."""
 
-METHODS = ("autoregressive", "vanilla", "spiffy", *BASELINES)
+METHODS = ("autoregressive", "vanilla", "spiffy", "dflash", *BASELINES)
 NULLS: Row = dict.fromkeys(
     (
         "problems",
@@ -58,6 +59,9 @@ class DecodeBench:
         problems: of each task.
         threshold: of block diffusion.
         max_new_tokens: most new tokens a prompt.
+        drafter: of dflash.
+        block_size: tokens of its verifications; None is what the drafter was trained for.
+        temperature: of whole answers; 0 is greedy.
     """
 
     geometries: Sequence[str]
@@ -70,6 +74,9 @@ class DecodeBench:
     problems: int = 500
     threshold: float = 0.9
     max_new_tokens: int = 128
+    drafter: str | None = None
+    block_size: int | None = None
+    temperature: float = 0.0
 
     def check(self) -> None:
         """Refuse what can't be measured.
@@ -94,9 +101,23 @@ class DecodeBench:
             raise InputError("--prompts and --task need a model that can answer: give --model")
         if "spiffy" in self.methods and self.geometries:
             raise InputError("method spiffy needs models with a draft graph of their own: give --model, no --geometry")
+        self._check_drafter()
+        sampling(self.temperature, 1.0, 0, 1)
         baselines = [method for method in self.methods if method in BASELINES]
         if baselines and self.geometries and not all(map(importlib.util.find_spec, ("torch", "transformers"))):
             raise InputError(f"method {baselines[0]} needs torch and transformers: pip install 'specdiff-jax[check]'")
+
+    def _check_drafter(self) -> None:
+        if "dflash" not in self.methods:
+            for flag, value in (("--drafter", self.drafter), ("--block-size", self.block_size)):
+                if value is not None:
+                    raise InputError(f"{flag} has no effect without --method dflash: leave it out")
+        elif self.geometries:
+            raise InputError("method dflash needs models with their own weights: give --model, no --geometry")
+        elif self.drafter is None:
+            raise InputError("method dflash needs a drafter that was made for the model: give one with --drafter")
+        elif self.prompts is None and not self.tasks:
+            raise InputError("method dflash is measured on whole answers: give --prompts or --task")
 
 
 def sections(bench: DecodeBench, settings: Settings) -> list[Section]:
@@ -152,11 +173,22 @@ def _answers(
     source: dict[str, Any],
 ) -> Section:
     asked = {"dtype": settings.dtype, "devices": bench.devices, "batch": batch, "max_new_tokens": bench.max_new_tokens}
-    flags = {"threshold": bench.threshold} if method in ("vanilla", "spiffy") else {}
+    flags = _flags(bench, method)
+    if bench.temperature:
+        asked["temperature"] = bench.temperature
     about = {"weights": _weights(random), "xla_flags": settings.xla_flags, **_named(source), **asked, **flags}
+    if method == "dflash":
+        about["drafter"] = Path(flags["drafter"]).name  # not where it lies
     arguments = {"name": name, "random": random, "method": method, "flags": flags, "source": source, **asked}
     arguments["repeats"] = settings.repeats
     return Section(_known(name, task, method, about), "bench.answers", arguments, _answers_row)
+
+
+def _flags(bench: DecodeBench, method: str) -> dict[str, Any]:
+    """The method's own settings, as `MethodFlags` has them."""
+    if method == "dflash":
+        return {"drafter": bench.drafter, "block_size": bench.block_size}
+    return {"threshold": bench.threshold} if method in ("vanilla", "spiffy") else {}
 
 
 def _named(source: dict[str, Any]) -> dict[str, Any]:
@@ -201,6 +233,7 @@ def _answers_row(known: Row, measured: dict[str, Any], bandwidth: float | None) 
         "fold_ratio": _rounded(measured["fold_ratio"]),
         "repetitive_share": _rounded(measured["repetitive_share"]),
         "identical_to_baseline": _rounded(measured["identical_to_baseline"]),
+        "pooled_acceptance_length": _rounded(measured["pooled_acceptance_length"]),
         "spread": round(measured["spread"], 3),
     }
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.dflash_summary import beside_autoregressive, without_drafted
 from bench.draft_summary import budgets_side_by_side
 from bench.fold_summary import sweep
 from bench.forward_summary import beside_vanilla
@@ -136,6 +137,7 @@ TABLES = {
     "prompts": TableSpec(
         file="decode",
         wanted=lambda row: row["task"] in ("prompts", "random ids"),
+        gather=without_drafted,
         order=_decode_order,
         columns={
             "model": lambda row: row["model"],
@@ -165,6 +167,35 @@ TABLES = {
             "same tokens as vanilla": lambda row: _share(row["identical_to_baseline"]),
             "tokens/forward": _number("tokens_per_forward", 2),
             "tokens/s": _result("tokens_per_second"),
+        },
+    ),
+    "dflash": TableSpec(
+        file="decode",
+        wanted=lambda row: row["method"] in ("autoregressive", "dflash") and row["task"] != "step",
+        gather=beside_autoregressive,
+        order=lambda row: (
+            row["model"],
+            _of(row, "drafter"),
+            row["task"],
+            str(_of(row, "prompts")),
+            row["settings"].get("temperature", 0.0),
+            row["settings"]["batch"],
+            row["settings"]["block_size"] or 0,
+        ),
+        columns={
+            "model": lambda row: row["model"],
+            "drafter": _setting("drafter"),
+            "prompts": lambda row: str(row["settings"].get("prompts", row["task"])),
+            "answers": _number("problems"),
+            "temperature": lambda row: f"{row['settings'].get('temperature', 0):g}",
+            "batch": _setting("batch"),
+            "block": lambda row: str(row["settings"]["block_size"] or "as trained"),
+            "acceptance length": _result("acceptance_length", 2),
+            "pooled": _number("pooled_acceptance_length", 2),
+            "tokens/s": _result("tokens_per_second"),
+            "/ autoregressive": _number("speedup", 2),
+            "same tokens": lambda row: _share(row["identical_to_baseline"]),
+            "repetitive": lambda row: _share(row["repetitive_share"]),
         },
     ),
     "drafts": TableSpec(

@@ -40,8 +40,8 @@ def decode(
     method: Annotated[
         list[str] | None,
         typer.Option(
-            help="autoregressive, vanilla or, on models with a draft graph, spiffy (ours), or, on geometries, "
-            "transformers-{eager,compiled,max-autotune,generate}; repeatable "
+            help="autoregressive, vanilla or, on models with a draft graph, spiffy, or, with a drafter, dflash (ours), "
+            "or, on geometries, transformers-{eager,compiled,max-autotune,generate}; repeatable "
             "[autoregressive, transformers-eager, transformers-compiled]."
         ),
     ] = None,
@@ -54,6 +54,11 @@ def decode(
     problems: Annotated[int, typer.Option(min=1, help="Problems of each task.")] = 500,
     threshold: Annotated[float, typer.Option(help="Confidence at which block diffusion fixes a token.")] = 0.9,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens a prompt.")] = 128,
+    drafter: Annotated[str | None, typer.Option(help="The drafter of dflash.")] = None,
+    block_size: Annotated[
+        int | None, typer.Option(help="Tokens of a verification of dflash [the trained one].")
+    ] = None,
+    temperature: Annotated[float, typer.Option(help="Of whole answers; 0 is greedy.")] = 0.0,
     tensor_parallel: Annotated[int, typer.Option(min=1, help="GPUs that our side spreads each layer over.")] = 1,
     dtype: Dtype = "bfloat16",
     cache_tokens: CacheTokens = 512,
@@ -82,6 +87,9 @@ def decode(
         problems,
         threshold,
         max_new_tokens,
+        drafter,
+        block_size,
+        temperature,
     )
     asked.check()
     settings = Settings(dtype, cache_tokens, steps, repeats, flags)
@@ -374,17 +382,33 @@ def flips(
 
 @bench.command()
 def prompts(
-    problems: Annotated[int, typer.Option(min=1, help="Problems of each task.")] = 10,
+    problems: Annotated[int, typer.Option(min=1, help="Procedural problems of each task.")] = 10,
     split: Annotated[Literal["train", "test"], typer.Option(help="Those that models learn from, or held-out ones.")] = (
         "train"
     ),
     seed: Annotated[int, typer.Option(help="Of the draw; bundled draft graphs were made from 7.")] = 7,
+    source: Annotated[
+        Literal["procedural", "gsm8k", "humaneval", "mbpp"],
+        typer.Option(help="Procedural problems, or the first ones of a published data set."),
+    ] = "procedural",
+    file: Annotated[Path | None, typer.Option(metavar="FILE", help="The data set as it was published.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Prompts of the data set.")] = 64,
 ) -> None:
-    """Print procedural problems as a prompts file, for calibrate and profile."""
-    from bench.tasks import mixed_problems
+    """Print procedural problems or those of a data set as a prompts file, for bench decode, calibrate and profile."""
+    if source == "procedural":
+        from bench.tasks import mixed_problems
 
-    for problem in mixed_problems(split, seed, problems):
-        print_json({"prompt": problem.prompt})
+        if file is not None:
+            raise InputError("--file has no effect without --source gsm8k, humaneval or mbpp: leave it out")
+        for problem in mixed_problems(split, seed, problems):
+            print_json({"prompt": problem.prompt})
+        return
+    from bench.evaluation import evaluation_prompts
+
+    if file is None:
+        raise InputError(f"--source {source} is read from a file: give its published data with --file")
+    for entry in evaluation_prompts(source, file, count):
+        print_json({"id": entry.id, "prompt": entry.prompt})
 
 
 @bench.command()
@@ -513,7 +537,9 @@ def _line(row: dict[str, Any]) -> str:
     floor = row.get("weight_floor_microseconds")
     reading = "" if floor is None else f", reading the weights {floor:.1f} us"
     shares = "".join(f", {family} {share:.1%}" for family, share in (row.get("shares") or {}).items())
-    return f"{', '.join(about)}: {speed}{reading}, spread {row['spread']:.2f}{shares}"
+    length = row.get("acceptance_length")
+    accepted = "" if length is None else f", acceptance length {length:.2f}"
+    return f"{', '.join(about)}: {speed}{accepted}{reading}, spread {row['spread']:.2f}{shares}"
 
 
 def _drafting_line(row: dict[str, Any]) -> str:

@@ -30,12 +30,20 @@ def demo(as_json: JsonFlag = False) -> None:
     """Let small models answer a few prompts, once with each method."""
     plan = json.loads(files("configs").joinpath("demo.json").read_text(encoding="utf-8"))
     keep_compiled_programs()
-    rows = [row for entry in plan for row in compare(entry)]
+    rows = [row for entry in plan if has_drafters(entry) for row in compare(entry)]
     if as_json:
         print_json({"rows": rows})
         return
     known = [key for key in rows[0] if key != "prompts" and any(row[key] is not None for row in rows)]
     print_table([{key: row[key] for key in known} for row in rows])
+
+
+def has_drafters(entry: dict[str, Any]) -> bool:
+    """Whether the drafters that an entry's methods name are here: one that was not trained yet is not shown."""
+    from convert.resolve import bundled_models
+
+    names = {model.name for model in bundled_models() if model.available}
+    return all(asked["drafter"] in names for asked in entry["methods"] if "drafter" in asked)
 
 
 def compare(entry: dict[str, Any]) -> list[dict[str, Any]]:
@@ -116,6 +124,7 @@ def summary(
     forwards = sum(result.forwards for result in results)
     new_tokens = sum(result.new_tokens for result in results)
     ratios = [result.fold_ratio for result in results if result.fold_ratio is not None]
+    lengths = [result.acceptance_length for result in results if result.acceptance_length is not None]
     return {
         "model": model,
         "method": method,
@@ -124,7 +133,7 @@ def summary(
         "forwards": forwards,
         "tokens_per_forward": new_tokens / forwards,
         "tokens_per_second": new_tokens / sum(result.seconds for result in results),
-        "acceptance_length": None,
+        "acceptance_length": sum(lengths) / len(lengths) if lengths else None,
         "fold_ratio": sum(ratios) / len(ratios) if ratios else None,
         "identical_to_baseline": None
         if baseline is None

@@ -90,6 +90,11 @@ class DFlash:
         """Tokens of a verification."""
         return self.block_size or self.drafter.config.block_size
 
+    @property
+    def baseline(self) -> Autoregressive:
+        """The method whose tokens it gives."""
+        return Autoregressive()
+
 
 @dataclass(frozen=True)
 class Spiffy:

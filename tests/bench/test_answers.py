@@ -31,7 +31,7 @@ def test_random_prompts_of_a_geometry(tiny):
     assert measured["problems"] == 3
     assert measured["new_tokens"] == 36  # no stop id ends one
     assert measured["forwards"] >= 36 - 3
-    assert measured["accuracy"] is None
+    assert measured["accuracy"] is measured["pooled_acceptance_length"] is None
     assert measured["seconds"] > 0
     assert measured["spread"] >= 1
 
@@ -56,6 +56,27 @@ def test_answers_are_scored(tiny, monkeypatch):
     source = {"task": "equations", "count": 4, "seed": 0}
     measured = answers.measure("tiny", method="vanilla", flags={"threshold": 0.9}, source=source, **asked)
     assert measured["accuracy"] == 0.5
+
+
+@pytest.mark.parametrize(("temperature", "block_size"), [(0.0, None), (0.8, 4)])
+def test_answers_with_a_drafter(tiny_checkpoint, drafter_folder, tmp_path, temperature, block_size):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\n{"prompt": "two two"}\n{"prompt": "three"}\n')
+    asked = {"random": False, "dtype": "float32", "devices": 1, "batch": 2, "max_new_tokens": 24, "repeats": 1}
+    flags = {"drafter": str(drafter_folder), "block_size": block_size}
+    measured = answers.measure(
+        str(tiny_checkpoint),
+        method="dflash",
+        flags=flags,
+        source={"file": str(prompts)},
+        temperature=temperature,
+        **asked,
+    )
+    assert measured["identical_to_baseline"] == 1
+    pooled = (measured["new_tokens"] - 3) / measured["forwards"]
+    assert measured["pooled_acceptance_length"] == pytest.approx(pooled)
+    assert 1 <= measured["acceptance_length"] <= (block_size or 8)
+    assert measured["fold_ratio"] is measured["accuracy"] is None
 
 
 def test_repetitive_answers():

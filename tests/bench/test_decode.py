@@ -186,6 +186,47 @@ def test_baselines_run_on_geometries_alone():
     ]
 
 
+@pytest.mark.slow
+def test_a_drafter_is_measured_beside_autoregressive_answers(run, tiny_checkpoint, drafter_folder, tmp_path):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text('{"prompt": "one"}\n{"prompt": "two two"}\n')
+    methods = ("--method", "autoregressive", "--method", "dflash", "--drafter", drafter_folder)
+    asked = ("--model", tiny_checkpoint, *methods, "--batch", 1, "--prompts", prompts, "--max-new-tokens", 12)
+    short = ("--repeats", 1, "--steps", 60, "--dtype", "float32")
+    outcome = run("decode", *asked, *short, "--commit", "abc", "--out", tmp_path)
+    assert outcome.exit_code == 0, outcome.output
+    rows = json.loads((tmp_path / "cpu" / "decode.json").read_text())["rows"]
+    assert [(row["method"], row["task"]) for row in rows] == [
+        ("autoregressive", "step"),
+        ("autoregressive", "prompts"),
+        ("dflash", "prompts"),
+    ]
+    assert all(list(row)[: len(ROW_KEYS)] == ROW_KEYS for row in rows)
+    assert rows[1]["acceptance_length"] is None
+    assert rows[2]["acceptance_length"] >= 1
+    assert (rows[2]["identical_to_baseline"], rows[2]["repetitive_share"]) == (1, 0)
+    assert f"tokens/s, acceptance length {rows[2]['acceptance_length']:.2f}, spread" in outcome.stdout
+
+
+def test_a_drafter_s_rows_say_what_drafted():
+    asked = DecodeBench(
+        [],
+        ["smollm2"],
+        [1],
+        ["autoregressive", "dflash"],
+        prompts=Path("p.jsonl"),
+        drafter="/here/drafter",
+        block_size=8,
+        temperature=1.0,
+    )
+    step, plain, drafted = sections(asked, Settings())
+    assert "temperature" not in step.known["settings"]
+    assert plain.known["settings"]["temperature"] == drafted.arguments["temperature"] == 1.0
+    about = drafted.known["settings"]
+    assert (about["drafter"], about["block_size"], about["prompts"]) == ("drafter", 8, "p.jsonl")
+    assert drafted.arguments["flags"] == {"drafter": "/here/drafter", "block_size": 8}
+
+
 def test_geometries_have_no_draft_graphs():
     with pytest.raises(InputError, match="method spiffy needs models with a draft graph"):
         DecodeBench(["nld-3b"], ["pico-nld"], [1], ["spiffy"]).check()
@@ -208,6 +249,12 @@ def test_flags_are_added_to_those_of_the_environment(monkeypatch):
         (("--model", "m", "--task", "chess"), "no task 'chess'"),
         (("--geometry", "nld-3b", "--method", "vanilla", "--task", "all"), "--task need a model"),
         (("--geometry", "nld-3b", "--method", "vanilla", "--threshold", 2), "threshold"),
+        (("--model", "m", "--method", "dflash", "--task", "all"), "give one with --drafter"),
+        (("--model", "m", "--method", "dflash", "--drafter", "d"), "--prompts or --task"),
+        (("--geometry", "nld-3b", "--method", "dflash", "--drafter", "d"), "no --geometry"),
+        (("--model", "m", "--method", "autoregressive", "--drafter", "d"), "--drafter has no effect"),
+        (("--model", "m", "--method", "autoregressive", "--block-size", 8), "--block-size has no effect"),
+        (("--model", "m", "--method", "autoregressive", "--temperature", -1), "temperature"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(run, arguments, message):

@@ -90,6 +90,45 @@ def test_the_tasks_of_a_measurement_are_one_row(tmp_path):
     assert "| tiny | vanilla | 0.9 | 8 | 4 | - | 100.0% | - | - | - | - | - | 2.00 | 50 |" in some
 
 
+def prompted(method: str, file: str, tokens_per_second: float, temperature: float = 0.0) -> dict[str, object]:
+    own = {"drafter": "small-dflash", "block_size": None} if method == "dflash" else {}
+    settings = {"batch": 1, "devices": 1, "weights": "the model's own", "prompts": file, **own}
+    if temperature:
+        settings["temperature"] = temperature
+    drafted = method == "dflash"
+    return {
+        "model": "tiny",
+        "task": "prompts",
+        "method": method,
+        "settings": settings,
+        "problems": 64,
+        "forwards": 100,
+        "tokens_per_forward": 3.5 if drafted else 1.0,
+        "tokens_per_second": tokens_per_second,
+        "acceptance_length": 3.456 if drafted else None,
+        "pooled_acceptance_length": 3.4 if drafted else None,
+        "repetitive_share": 0.25,
+        "identical_to_baseline": 0.98 if drafted else None,
+    }
+
+
+def test_answers_with_a_drafter_stand_beside_autoregressive_ones(tmp_path):
+    rows = [prompted("autoregressive", "gsm8k.jsonl", 200.0), prompted("dflash", "gsm8k.jsonl", 500.0)]
+    rows += [prompted("autoregressive", "gsm8k.jsonl", 100.0, 1.0), prompted("dflash", "gsm8k.jsonl", 300.0, 1.0)]
+    rows += [prompted("dflash", "mbpp.jsonl", 400.0), prompted("autoregressive", "other.jsonl", 150.0)]
+    add_rows(tmp_path, "decode", ENVIRONMENT, rows)
+    tables = fill("<!-- results: dflash -->\n<!-- end -->\n<!-- results: prompts -->\n<!-- end -->\n", tmp_path)
+    drafted, plain = tables.split("<!-- end -->", 1)
+    assert [line for line in drafted.splitlines() if "| tiny" in line] == [
+        "| tiny | small-dflash | gsm8k.jsonl | 64 | 0 | 1 | as trained | 3.46 | 3.40 | 500 | 2.50 | 98.0% | 25.0% |",
+        "| tiny | small-dflash | gsm8k.jsonl | 64 | 1 | 1 | as trained | 3.46 | 3.40 | 300 | 3.00 | 98.0% | 25.0% |",
+        "| tiny | small-dflash | mbpp.jsonl | 64 | 0 | 1 | as trained | 3.46 | 3.40 | 400 | - | 98.0% | 25.0% |",
+    ]
+    assert [line for line in plain.splitlines() if "| tiny" in line] == [
+        "| tiny | the model's own | 1 | 1 | autoregressive | 64 | 100 | 1.00 | 150 |"
+    ]
+
+
 def forward(path: str, implementation: str, microseconds: float | None) -> dict[str, object]:
     settings = {"rows": 32, "cache_tokens": 512, "dtype": "bfloat16", "xla_flags": ""}
     folded = {"fold_ratio": 0.6, "buckets": 4} if path == "folded" else {}

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from convert.resolve import bundled_models
 from specdiff_jax import __version__
 
 RESULT_KEYS = [
@@ -176,7 +177,8 @@ def test_demo_answers_most_questions(specdiff, smollm2):
     assert outcome.code == 0
     (rows,) = [line["rows"] for line in outcome.rows]
     assert all(list(row) == DEMO_KEYS for row in rows)
-    assert [row["model"] for row in rows] == 3 * ["pico-fdv2"] + 3 * ["pico-nld"] + [smollm2]
+    drafted = 2 * ["pico-ar"] * any(model.name == "pico-dflash" for model in bundled_models())
+    assert [row["model"] for row in rows] == 3 * ["pico-fdv2"] + 3 * ["pico-nld"] + drafted + [smollm2]
     assert all(row["accuracy"] >= 0.7 for row in rows)
     for vanilla, spiffy, specfold in (rows[0:3], rows[3:6]):
         assert [row["method"] for row in (vanilla, spiffy, specfold)] == ["vanilla", "Spiffy", "SpecFold"]
@@ -184,6 +186,10 @@ def test_demo_answers_most_questions(specdiff, smollm2):
         assert max(spiffy["forwards"], specfold["forwards"]) < 0.8 * vanilla["forwards"]
         assert (vanilla["fold_ratio"], spiffy["fold_ratio"]) == (None, None)
         assert specfold["fold_ratio"] > 0.3
+    for plain, dflash in [rows[6:8]] * bool(drafted):
+        assert (plain["method"], dflash["method"]) == ("autoregressive", "DFlash")
+        assert dflash["identical_to_baseline"] is True
+        assert dflash["acceptance_length"] > 2
 
 
 def test_demo_compares_methods_on_problems(tiny_diffusion_checkpoint):
@@ -217,20 +223,45 @@ def test_demo_takes_the_draft_graph_from_the_model_s_folder(tiny_diffusion_check
     assert drafted["identical_to_baseline"] is True
 
 
+def test_demo_shows_dflash_once_its_drafter_is_bundled(monkeypatch, tiny_checkpoint, drafter_folder):
+    from convert import resolve
+    from specdiff_jax.cli.demo import compare, has_drafters
+
+    methods = [
+        {"method": "autoregressive", "label": "autoregressive"},
+        {"method": "dflash", "label": "DFlash", "drafter": "small-dflash"},
+    ]
+    questions = [{"prompt": "the quick brown fox", "answer": "dog"}]
+    entry = {"model": str(tiny_checkpoint), "max_new_tokens": 16, "questions": questions, "methods": methods}
+    assert not has_drafters(entry)
+    assert has_drafters({**entry, "methods": methods[:1]})
+    bundled = resolve.BundledModel("small-dflash", "drafter", "", drafter_folder)
+    monkeypatch.setattr(resolve, "bundled_models", lambda: (bundled,))
+    assert has_drafters(entry)
+    plain, drafted = compare(entry)
+    assert list(plain) == list(drafted) == DEMO_KEYS
+    assert (drafted["method"], drafted["identical_to_baseline"]) == ("DFlash", True)
+    assert plain["acceptance_length"] is None
+    assert 1 <= drafted["acceptance_length"] <= 8
+
+
 def test_demo_row_counts_over_all_prompts():
     from specdiff_jax.cli.demo import holds_words, summary
 
     one = SimpleNamespace(text="It is PARIS.", tokens=(1, 2, 3), new_tokens=3, forwards=2, seconds=0.5, fold_ratio=0.5)
+    one.acceptance_length = 1.0
     two = SimpleNamespace(text="15", tokens=(4,), new_tokens=1, forwards=0, seconds=0.5, fold_ratio=None)
+    two.acceptance_length = None
     right = holds_words([one.text, two.text], ["Paris", "5"])
     assert right == [True, False]
     row = summary("m", "autoregressive", [one, two], right)
     assert list(row) == DEMO_KEYS
     assert (row["prompts"], row["accuracy"], row["forwards"]) == (2, 0.5, 2)
     assert (row["tokens_per_forward"], row["tokens_per_second"]) == (2.0, 4.0)
-    assert row["fold_ratio"] == 0.5  # of the answers that fold
-    dense = SimpleNamespace(**{**vars(one), "fold_ratio": None})
-    assert summary("m", "other", [dense], [True])["fold_ratio"] is None
+    assert (row["fold_ratio"], row["acceptance_length"]) == (0.5, 1.0)  # of the answers that fold, and have drafts
+    dense = SimpleNamespace(**{**vars(one), "fold_ratio": None, "acceptance_length": None})
+    plain = summary("m", "other", [dense], [True])
+    assert plain["fold_ratio"] is plain["acceptance_length"] is None
     assert summary("m", "other", [one], [True], baseline=[one])["identical_to_baseline"] is True
     assert summary("m", "other", [one], [True], baseline=[two])["identical_to_baseline"] is False
 

@@ -6,39 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import specdiff_jax as sd
-from specdiff_jax.drafter_config_file import parse_drafter_config
-from specdiff_jax.drafter_loading import random_drafter, save_drafter
-
 PROMPTS = ("the dog", "the quick brown fox")
-
-
-@pytest.fixture(scope="module")
-def drafter_folder(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A drafter of one small layer with random weights for the small checkpoint."""
-    raw = {
-        "architectures": ["DFlashDraftModel"],
-        "model_type": "qwen3",
-        "block_size": 8,
-        "dflash_config": {"mask_token_id": 289, "target_layer_ids": [0, 1]},
-        "head_dim": 8,
-        "hidden_act": "silu",
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "max_position_embeddings": 128,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 1,
-        "num_key_value_heads": 2,
-        "num_target_layers": 2,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 10000.0,
-        "vocab_size": 290,
-    }
-    config = parse_drafter_config(raw, "small drafter")
-    drafter = random_drafter(config, sd.load(tiny_checkpoint, dtype="float32"))
-    folder = tmp_path_factory.mktemp("drafter") / "small"
-    save_drafter(drafter.params, folder, config=config, weights="float32")
-    return folder
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ def hidden(
     for layer in range(settings["layers"]):
         part = _under(tensors, f"layers.{layer}.")
         # Injected features have a norm of their own and stay the same in all layers; a stream has each layer's norm.
-        normed = streams if injected else _rms_norm(streams, part["input_layernorm.weight"], settings["eps"])
+        normed = streams if injected else _enter(part, settings, streams)
         mixed = _attention(part, settings, settings["sees"][layer], normed, _enter(part, settings, x))
         x = _finish(part, settings, x, mixed[len(context) :])
         if not injected:
@@ -94,7 +94,7 @@ def _finish(part: Tensors, settings: Settings, x: np.ndarray, mixed: np.ndarray)
 def _attention(
     part: Tensors, settings: Settings, sees: tuple[int | None, bool], context: np.ndarray, block: np.ndarray
 ) -> np.ndarray:
-    """What every row of the text and of the block takes from the values (the text's rows see what a text's rows do)."""
+    """What every row takes from the values: also those of the text, which count only where they have a stream."""
     weights, rows = _under(part, "self_attn."), np.concatenate([context, block])
     heads, kv_heads, start = settings["heads"], settings["kv_heads"], len(context)
     queries, keys = (_heads(weights, settings, rows, name, count) for name, count in (("q", heads), ("k", kv_heads)))
@@ -105,8 +105,8 @@ def _attention(
         for head in range(heads):
             kv_head = head // (heads // kv_heads)
             scores = keys[visible, kv_head] @ queries[row, head] / np.sqrt(queries.shape[-1])
-            if "sinks" in weights:
-                scores = np.append(scores, weights["sinks"][head])
+            if "attention_sink_bias" in weights:
+                scores = np.append(scores, weights["attention_sink_bias"][head])
             mixed[row, head] = _softmax(scores)[: len(visible)] @ values[visible, kv_head]
     return mixed.reshape(len(rows), -1)
 

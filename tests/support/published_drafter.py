@@ -14,9 +14,12 @@ import numpy as np
 from flax import nnx
 from random_decoder import ROTARY, small_config
 
+from convert.drafter_names import load_drafter_parameters
+from convert.tensors import TensorInfo
 from specdiff_jax.drafter_config import DraftAttention, DrafterConfig
+from specdiff_jax.drafter_loading import abstract_drafter
 from specdiff_jax.model import KVCache, empty_cache
-from specdiff_jax.model.drafter import BlockDrafter, DraftOutput
+from specdiff_jax.model.drafter import DraftOutput
 
 FULL = DraftAttention()
 
@@ -145,6 +148,21 @@ def _remember(
     return drafter.remember(drafter.context(features, context), cache)
 
 
+@dataclass(frozen=True)
+class _InMemory:
+    """Tensors that stand in no file."""
+
+    values: dict[str, np.ndarray]
+    location: str = "random drafter"
+
+    @property
+    def tensors(self) -> dict[str, TensorInfo]:
+        return {name: TensorInfo(value.shape, "F32") for name, value in self.values.items()}
+
+    def read(self, name: str) -> np.ndarray:
+        return self.values[name]
+
+
 @cache
 def published_drafter(config: DrafterConfig) -> PublishedDrafter:
     """A drafter in which every weight is random, also norms and sinks, at a scale that makes every part matter."""
@@ -155,9 +173,9 @@ def published_drafter(config: DrafterConfig) -> PublishedDrafter:
         return 1 + 0.3 * values if len(shape) == 1 else values * config.backbone.hidden_size**-0.5
 
     tensors = {name: draw(shape) for name, shape in _shapes(config)}
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: BlockDrafter(config, dtype=jnp.float32, rngs=nnx.Rngs(0))))
-    nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, _packed(config, tensors)))
-    return PublishedDrafter(config, graphdef, state, tensors, _settings(config))
+    graphdef, abstract = abstract_drafter(config, "float32")
+    params = load_drafter_parameters(_InMemory(tensors), config, abstract)
+    return PublishedDrafter(config, graphdef, params, tensors, _settings(config))
 
 
 def _settings(config: DrafterConfig) -> dict[str, Any]:
@@ -198,52 +216,7 @@ def _shapes(config: DrafterConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield f"{prefix}.self_attn.q_norm.weight", (size,)
             yield f"{prefix}.self_attn.k_norm.weight", (size,)
         if config.attention_sinks:
-            yield f"{prefix}.self_attn.sinks", (backbone.num_heads,)
+            yield f"{prefix}.self_attn.attention_sink_bias", (backbone.num_heads,)
         yield f"{prefix}.mlp.gate_proj.weight", (inner, hidden)
         yield f"{prefix}.mlp.up_proj.weight", (inner, hidden)
         yield f"{prefix}.mlp.down_proj.weight", (hidden, inner)
-
-
-def _packed(config: DrafterConfig, tensors: dict[str, np.ndarray]) -> dict[str, Any]:
-    """The module's parameters: projections that read the same rows stand together."""
-    params: dict[str, Any] = {
-        "norm": {"weight": tensors["norm.weight"]},
-        "layers": {layer: _layer(config, tensors, f"layers.{layer}") for layer in range(config.backbone.num_layers)},
-    }
-    if config.conditioning != "none":
-        params |= {"fuse": tensors["fc.weight"], "context_norm": {"weight": tensors["hidden_norm.weight"]}}
-    return params
-
-
-def _layer(config: DrafterConfig, tensors: dict[str, np.ndarray], prefix: str) -> dict[str, Any]:
-    backbone, attention, mlp = config.backbone, f"{prefix}.self_attn", f"{prefix}.mlp"
-
-    def by_kv_head(kind: str) -> np.ndarray:
-        q, k, v = (
-            np.split(tensors[f"{attention}.{name}_proj.{kind}"], backbone.num_kv_heads) for name in ("q", "k", "v")
-        )
-        return np.concatenate([part for head in zip(q, k, v, strict=True) for part in head])
-
-    gate, up = tensors[f"{mlp}.gate_proj.weight"], tensors[f"{mlp}.up_proj.weight"]
-    heads: dict[str, Any] = {"qkv": by_kv_head("weight"), "out": tensors[f"{attention}.o_proj.weight"]}
-    if backbone.qkv_bias:
-        heads["qkv_bias"] = by_kv_head("bias")
-    if backbone.output_bias:
-        heads["out_bias"] = tensors[f"{attention}.o_proj.bias"]
-    if backbone.qk_norm:
-        heads["qk_norm"] = {
-            "query": tensors[f"{attention}.q_norm.weight"],
-            "key": tensors[f"{attention}.k_norm.weight"],
-        }
-    params: dict[str, Any] = {
-        "attention_norm": {"weight": tensors[f"{prefix}.input_layernorm.weight"]},
-        "attention": heads,
-        "feed_forward_norm": {"weight": tensors[f"{prefix}.post_attention_layernorm.weight"]},
-        "feed_forward": {
-            "gate_up": np.stack([gate, up], axis=1).reshape(-1, gate.shape[1]),
-            "down": tensors[f"{mlp}.down_proj.weight"],
-        },
-    }
-    if config.attention_sinks:
-        params["sinks"] = tensors[f"{attention}.sinks"].reshape(backbone.num_kv_heads, -1)
-    return params
