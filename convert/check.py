@@ -7,7 +7,6 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib.resources import files
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +24,7 @@ from convert.names import parameter_parts, spare_names
 from convert.resolve import resolve
 from convert.trace import Trace
 from specdiff_jax.config import Family, ModelConfig, parse_config
+from specdiff_jax.config_files import CONFIGS
 from specdiff_jax.errors import InputError
 from specdiff_jax.loading import abstract_decoder
 from specdiff_jax.model import Decoder, KVCache, empty_cache
@@ -121,7 +121,7 @@ def _prompt_ids(checkpoint: Checkpoint, config: ModelConfig, prompts: Sequence[s
         generator = np.random.default_rng(0)
         return [generator.integers(config.vocab_size, size=length).tolist() for length in _RANDOM_LENGTHS]
     if prompts is None:
-        prompts = json.loads(files("configs").joinpath("check_prompts.json").read_text(encoding="utf-8"))
+        prompts = json.loads((CONFIGS / "check_prompts.json").read_text(encoding="utf-8"))
     tokenizer = TextTokenizer.from_files(checkpoint.text_files, str(checkpoint.path))
     ids = [tokenizer.encode(prompt) for prompt in prompts]
     if not ids or not all(ids):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +13,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError
 
 from specdiff_jax.config import is_drafter
+from specdiff_jax.config_files import CONFIGS
 from specdiff_jax.errors import InputError
 from specdiff_jax.json_file import read_json
 
@@ -21,7 +21,7 @@ from specdiff_jax.json_file import read_json
 DOWNLOADED = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model")
 
 
-BUNDLED = files("configs").joinpath("bundled")
+BUNDLED = CONFIGS / "bundled"
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def resolve(name: str) -> Path:
 
 def _own_models() -> list[BundledModel]:
     """The folders with a config.json among this package's data; the config's `_notes` is the description."""
-    folders = sorted(Path(str(entry)) for entry in BUNDLED.iterdir())
+    folders = sorted(BUNDLED.iterdir())
     configs = {folder: read_json(folder / "config.json") for folder in folders if (folder / "config.json").is_file()}
     return [
         BundledModel(folder.name, "drafter" if is_drafter(config) else "model", config.get("_notes", ""), folder)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from importlib.resources import files
 from typing import Any
 
 from specdiff_jax.config import ModelConfig, parse_config
+from specdiff_jax.config_files import CONFIGS
 from specdiff_jax.drafter_config import DrafterConfig
 from specdiff_jax.drafter_config_file import parse_drafter_config
 from specdiff_jax.errors import InputError
@@ -44,7 +44,7 @@ def drafter_geometry(name: str) -> DrafterConfig:
 
 
 def _names(kind: str) -> tuple[str, ...]:
-    names = (file.name for file in files("configs").joinpath(kind).iterdir())
+    names = (file.name for file in (CONFIGS / kind).iterdir())
     return tuple(sorted(name.removesuffix(_SUFFIX) for name in names if name.endswith(_SUFFIX)))
 
 
@@ -53,4 +53,4 @@ def _read(kind: str, name: str) -> tuple[dict[str, Any], str]:
     if name not in _names(kind):
         raise InputError(f"no geometry {name!r}; there are {', '.join(_names(kind))}")
     file = f"{kind}/{name}{_SUFFIX}"
-    return json.loads(files("configs").joinpath(file).read_text(encoding="utf-8")), f"configs/{file}"
+    return json.loads((CONFIGS / file).read_text(encoding="utf-8")), f"configs/{file}"

@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from textwrap import indent
 from typing import TYPE_CHECKING, Any
 
 from specdiff_jax.cli.compilation import keep_compiled_programs
 from specdiff_jax.cli.methods import MethodFlags, build_method
 from specdiff_jax.cli.output import JsonFlag, note, print_json, print_table
+from specdiff_jax.config_files import CONFIGS
 
 if TYPE_CHECKING:
     from specdiff_jax.decode.generate import Generation
@@ -28,7 +28,7 @@ class Quiz:
 
 def demo(as_json: JsonFlag = False) -> None:
     """Let small models answer a few prompts, once with each method."""
-    plan = json.loads(files("configs").joinpath("demo.json").read_text(encoding="utf-8"))
+    plan = json.loads((CONFIGS / "demo.json").read_text(encoding="utf-8"))
     keep_compiled_programs()
     rows = [row for entry in plan if has_drafters(entry) for row in compare(entry)]
     if as_json:
