@@ -41,7 +41,7 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(installed: Path, tmp_path: Path):
     """Runs a program of that environment from a folder that is not the checkout."""
-    kept_out = ("PYTHONPATH", "JAX_COMPILATION_CACHE_DIR")
+    kept_out = ("PYTHONPATH", "JAX_COMPILATION_CACHE_DIR", "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS")
     environment = {key: value for key, value in os.environ.items() if key not in kept_out}
     environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
 

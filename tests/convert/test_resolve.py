@@ -18,6 +18,7 @@ from convert import resolve as module
 from convert.resolve import bundled_models, resolve
 from specdiff_jax.cli.models import models
 from specdiff_jax.config import read_config
+from specdiff_jax.drafter_config_file import read_drafter_config
 from specdiff_jax.errors import InputError
 
 NOT_FOUND = httpx.Response(404, request=httpx.Request("GET", "https://hub.example/owner/name"))
@@ -125,7 +126,8 @@ def test_every_model_of_this_package_is_whole() -> None:
         if model.command is None:
             assert model.path is not None
             assert (model.path / "README.md").is_file()
-            read_config(model.path)
+            read = read_drafter_config if model.kind == "drafter" else read_config
+            read(model.path)
 
 
 @pytest.mark.parametrize("name", ["./absent", "/no/such/folder", "~/no_such_folder", "absent.gguf"])
