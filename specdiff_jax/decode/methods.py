@@ -5,13 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from specdiff_jax.block_spec import BlockSpec, block_spec
 from specdiff_jax.config import ModelConfig
 from specdiff_jax.draft_graph import DraftGraph
-from specdiff_jax.drafter_loading import Drafter
 from specdiff_jax.errors import InputError
 from specdiff_jax.folded_attention import FoldedAttention
+
+if TYPE_CHECKING:  # the command checks its flags before it waits for jax
+    from specdiff_jax.drafter_loading import Drafter
 
 
 @dataclass(frozen=True)
