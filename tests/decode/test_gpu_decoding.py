@@ -21,6 +21,7 @@ A fault in a single text of twenty would not show: the tests of the ops compare 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -67,7 +68,8 @@ class Answers(NamedTuple):
 
 def method_of(name: MethodName, model: sd.Model) -> sd.Method:
     """With the model's own drafts; folded rows in two capacities, which compile in half the time of four."""
-    method = build_method(name, MethodFlags(), model.name)(model)
+    flags = MethodFlags(drafter="pico-dflash") if name == "dflash" else MethodFlags()
+    method = build_method(name, flags, model.name)(model)
     return dataclasses.replace(method, buckets=2) if isinstance(method, sd.SpecFold) else method
 
 
@@ -81,8 +83,13 @@ def answers(model: str, name: MethodName, implementation: Implementation) -> Ans
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["vanilla", "spiffy", "specfold"])
-@pytest.mark.parametrize("model", ["pico-fdv2", "pico-nld"])
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [
+        *itertools.product(("pico-fdv2", "pico-nld"), ("vanilla", "spiffy", "specfold")),
+        ("pico-ar", "dflash"),
+    ],
+)
 def test_answers_are_those_of_plain_jax(model: str, name: MethodName) -> None:
     """Kernels that leave out or mix up rows fail by the tokens; those that only spoil drafts by the forwards."""
     ours, theirs = answers(model, name, "triton"), answers(model, name, "xla")

@@ -60,6 +60,32 @@ def test_drafts_are_those_of_plain_jax(monkeypatch: pytest.MonkeyPatch, bias: bo
                 np.testing.assert_allclose(mine[row][:, :length], truth[row][:, :length], atol=1e-5)
 
 
+@pytest.mark.gpu
+def test_at_full_size_in_bfloat16() -> None:
+    """Shapes of Qwen3-8B, a cache on both sides of the length from which attention takes two launches."""
+    backbone = small_config(
+        qk_norm=True, hidden_size=4096, intermediate_size=12288, num_heads=32, num_kv_heads=8, head_dim=128
+    )
+    half = backbone.head_dim // 2
+    rotary = replace(backbone.rotary, theta=1e6, inverse_frequencies=tuple(1e6 ** -(i / half) for i in range(half)))
+    config = DrafterConfig(replace(backbone, rotary=rotary), 16, 39, (0, 1), (FULL, FULL))
+    plain, kernels = (
+        BlockDrafter(config, dtype=jnp.bfloat16, rngs=nnx.Rngs(0), implementation=by) for by in ("xla", "triton")
+    )
+    assert [layer.kernels for layer in kernels.layers] == [True, True]
+    for capacity, length in ((640, 512), (4096, 3000)):
+        keys = jax.random.split(jax.random.key(capacity), 3)
+        context, block = (jax.random.normal(key, (2, 16, 4096), jnp.bfloat16) for key in keys[:2])
+        cache = empty_cache(replace(config.backbone, num_layers=2), 2, capacity, jnp.bfloat16)
+        filled = jax.tree.map(
+            lambda leaf: jax.random.normal(keys[2], leaf.shape, leaf.dtype), (cache.keys, cache.values)
+        )
+        cache = KVCache(*filled, jnp.array([length, 7]))
+        ours, theirs = (jax.jit(by)(block, context, jnp.array([3, 16]), cache).hidden for by in (kernels, plain))
+        ours, theirs = (np.asarray(hidden, np.float64) for hidden in (ours, theirs))
+        assert np.linalg.norm(ours - theirs) < 1e-2 * np.linalg.norm(theirs)
+
+
 @pytest.mark.parametrize(
     "change",
     [
