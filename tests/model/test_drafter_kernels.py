@@ -76,11 +76,8 @@ def test_at_full_size_in_bfloat16() -> None:
     for capacity, length in ((640, 512), (4096, 3000)):
         keys = jax.random.split(jax.random.key(capacity), 3)
         context, block = (jax.random.normal(key, (2, 16, 4096), jnp.bfloat16) for key in keys[:2])
-        cache = empty_cache(replace(config.backbone, num_layers=2), 2, capacity, jnp.bfloat16)
-        filled = jax.tree.map(
-            lambda leaf: jax.random.normal(keys[2], leaf.shape, leaf.dtype), (cache.keys, cache.values)
-        )
-        cache = KVCache(*filled, jnp.array([length, 7]))
+        heads = (jax.random.normal(keys[2], (2, 8, capacity, 128), jnp.bfloat16),) * 2
+        cache = KVCache(heads, heads, jnp.array([length, 7]))
         ours, theirs = (jax.jit(by)(block, context, jnp.array([3, 16]), cache).hidden for by in (kernels, plain))
         ours, theirs = (np.asarray(hidden, np.float64) for hidden in (ours, theirs))
         assert np.linalg.norm(ours - theirs) < 1e-2 * np.linalg.norm(theirs)
