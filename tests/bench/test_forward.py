@@ -164,10 +164,11 @@ def test_implementations_stand_side_by_side():
     assert len({str(section.known["settings"]) for section in planned}) == 2  # dense and folded
 
 
-@pytest.mark.parametrize(("qk_norm", "ran"), [(False, "triton"), (True, "xla")])
-def test_what_runs_is_what_the_layers_use(qk_norm, ran):
-    """The kernels take no head norms, whatever is asked for."""
-    config = dataclasses.replace(TINY, head_dim=32, qk_norm=qk_norm)
+@pytest.mark.parametrize("qk_norm", [False, True])
+@pytest.mark.parametrize(("head_dim", "ran"), [(32, "triton"), (16, "xla")])
+def test_what_runs_is_what_the_layers_use(qk_norm, head_dim, ran):
+    """The kernels take no heads of 16, whatever is asked for."""
+    config = dataclasses.replace(TINY, head_dim=head_dim, qk_norm=qk_norm)
     assert branch_implementation(random_model(config, dtype="bfloat16", implementation="triton")) == ran
     assert branch_implementation(random_model(config, dtype="bfloat16", implementation="xla")) == "xla"
 
