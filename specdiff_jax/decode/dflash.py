@@ -5,8 +5,9 @@ is the target's features of it, which every verification brings along for its ro
 them, so that a cycle reads in no more than the last verification's kept rows. The newest token has no feature yet: the
 target has not read it.
 
-A drafter that was trained on blocks of 16 can be used at 8, never the other way round. It then drafts blocks of 8, as
-in the paper's ablation, not blocks of 16 of which 8 slots are verified: those that nobody reads would cost rows.
+A drafter that was trained on blocks of 16 can be used at 8, never the other way round. It goes on drafting 16 slots, as
+it was trained, of which 8 are verified. (In the paper's ablation it drafts 8. A draft takes as long as its weights take
+to be read, so that this saves a GPU nothing, and drafts get worse.)
 
 Drafts are the most likely token of each slot at any temperature; see `acceptance` for why the output is that of
 autoregressive decoding all the same.
@@ -78,15 +79,15 @@ class Room(NamedTuple):
     drafter_sharding: NamedSharding | None
 
 
-def room_for(model: Model, requests: Requests, width: int, limit: int, *, serial: bool) -> Room:
+def room_for(model: Model, requests: Requests, method: DFlash, limit: int, *, serial: bool) -> Room:
     """What decoding a batch takes, whose rows' limits are at most `limit`; `serial` as `run` has it."""
     new_tokens = power_of_two(limit)
     longest = requests.prompts.shape[1] + new_tokens
     return Room(
         new_tokens,
-        width,
-        capacity=longest if serial else longest + width,
-        drafter_capacity=longest + width,
+        method.width,
+        capacity=longest if serial else longest + method.width,
+        drafter_capacity=longest + method.drafter.config.block_size,
         sharding=None if model.mesh is None else cache_sharding(model.mesh),
         drafter_sharding=None if model.mesh is None else drafter_cache_sharding(model.mesh),
     )
@@ -141,9 +142,10 @@ def cycle(
 def draft(model: Decoder, drafter: BlockDrafter, state: DFlashState) -> tuple[Int[Array, "batch drafts"], KVCache]:
     """The most likely tokens behind each row's newest, and the drafter's cache with all that the target has read."""
     config = drafter.config
-    block = jnp.full(state.context.shape[:2], config.mask_token_id, jnp.int32).at[:, 0].set(state.newest)
+    batch, width, _ = state.context.shape
+    block = jnp.full((batch, config.block_size), config.mask_token_id, jnp.int32).at[:, 0].set(state.newest)
     drafted = drafter(embed_block(model, config, block), state.context, state.fresh, state.drafter_cache)
-    logits = without_mask(draft_logits(model, config, drafted.hidden[:, 1:]), model.config.mask_token_id)
+    logits = without_mask(draft_logits(model, config, drafted.hidden[:, 1:width]), model.config.mask_token_id)
     return jnp.argmax(logits, axis=-1).astype(jnp.int32), drafted.cache
 
 
@@ -205,7 +207,7 @@ def run(
 ) -> BatchResult:
     """Decode one batch, whose rows' limits are at most `limit`; `serial` keeps to autoregressive decoding's shapes."""
     drafter = method.drafter
-    room = room_for(model, requests, method.width, limit, serial=serial)
+    room = room_for(model, requests, method, limit, serial=serial)
 
     def start(decoder: Decoder, asked: Requests, params: nnx.State) -> DFlashState:
         return begin(decoder, nnx.merge(drafter.graphdef, params), asked, room)

@@ -71,7 +71,7 @@ class DFlash:
     Attributes:
         drafter: made for the target.
         block_size: tokens of a verification, the newest one and the drafts behind it; at most as many as the drafter
-            was trained to fill, which is what None stands for. The drafter's block is then shorter, too.
+            was trained to fill, which is what None stands for, and what it drafts in any case.
 
     Raises:
         InputError: the block size is out of range.

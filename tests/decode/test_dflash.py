@@ -191,7 +191,7 @@ def test_the_drafter_remembers_what_it_would_compute_anew(monkeypatch, condition
     drafter = drafter_of(model, conditioning=conditioning)
     config, prompts = drafter.config, [*PROMPTS[:2], RNG.integers(0, MASK, 128).tolist()]
     asked = make_requests(model, prompts, 3, row_keys(0, 3), 32, sampling(0.0, 1.0, 0, 40))
-    room = dflash.room_for(model, asked, BLOCK, 32, serial=False)
+    room = dflash.room_for(model, asked, DFlash(drafter), 32, serial=False)
     target, module = nnx.merge(model.graphdef, model.params), nnx.merge(drafter.graphdef, drafter.params)
     cycle = jax.jit(lambda state: dflash.cycle(target, module, state, asked, serial=False))
 
@@ -220,6 +220,22 @@ def test_the_drafter_remembers_what_it_would_compute_anew(monkeypatch, condition
             np.testing.assert_allclose(drafted.hidden[row], truth, atol=2e-5)
         state = cycle(state)
     assert state.forwards.min() > 3
+
+
+def test_shorter_verifications_take_the_first_drafts_of_the_whole_block():
+    model = endless("llama")
+    drafter = drafter_of(model)
+    asked = make_requests(model, PROMPTS[:4], 4, row_keys(0, 4), 32, sampling(0.0, 1.0, 0, 40))
+    target, module = nnx.merge(model.graphdef, model.params), nnx.merge(drafter.graphdef, drafter.params)
+
+    def drafts(width: int) -> np.ndarray:
+        room = dflash.room_for(model, asked, DFlash(drafter, width), 32, serial=False)
+        state = dflash.begin(target, module, asked, room)
+        return np.asarray(dflash.draft(target, module, state)[0])
+
+    whole = drafts(BLOCK)
+    assert whole.shape == (4, BLOCK - 1)
+    np.testing.assert_array_equal(drafts(3), whole[:, :2])
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Qwen3Moe"])
