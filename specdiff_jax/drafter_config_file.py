@@ -63,7 +63,7 @@ def parse_drafter_config(raw: Mapping[str, Any], source: str) -> DrafterConfig:
     num_target_layers = levels.of(depth).count(depth, limit=MAX_LAYERS) if levels.of(depth).given(depth) else None
     config = DrafterConfig(
         backbone=backbone,
-        block_size=levels.of("block_size").count("block_size", least=2),
+        block_size=levels.of("block_size").count("block_size", least=2, limit=max(2, backbone.max_position_embeddings)),
         mask_token_id=_mask_token_id(levels, backbone.vocab_size),
         target_layer_ids=_target_layer_ids(levels, num_target_layers, backbone.num_layers),
         attentions=_attentions(levels, backbone.num_layers),

@@ -272,6 +272,7 @@ def test_default_layers(layers: int, expected: tuple[int, ...]) -> None:
         ({"target_layer_ids": 3}, {}, "dflash_config.target_layer_ids=3: must be a list"),
         ({}, {"block_size": 0}, "block_size=0: must be a whole number from 2"),
         ({}, {"block_size": 1}, "block_size=1: must be a whole number from 2"),
+        ({}, {"block_size": 100_000}, "block_size=100000: must be a whole number from 2 to"),
         ({}, {"block_size": ABSENT}, "block_size is missing"),
         ({"selector_rank": 4}, {}, "dflash_config.selector_rank=4: unknown key"),
         ({}, {"selector_rank": 4}, "selector_rank=4: unknown key"),

@@ -64,6 +64,10 @@ def drafter(
     _report(lambda: run_drafter(read, out, resume=resume, note=note), out, as_json)
 
 
+_LAST = {"steps": "step", "loss": "loss", "seconds": "seconds"}
+"""What is told of the last line of the log, and its columns there."""
+
+
 def _report(run: Callable[[], Path], out: Path, as_json: bool) -> None:
     """Train, and say where the model is and how training ended."""
     from specdiff_jax.train.log import read_log
@@ -74,9 +78,10 @@ def _report(run: Callable[[], Path], out: Path, as_json: bool) -> None:
     except NonFiniteLossError as error:
         note(f"training stopped at {error}")
         raise typer.Exit(1) from None
-    last = read_log(out / LOG)[-1]
     if as_json:
-        print_json({"model": str(model), "steps": last["step"], "loss": last["loss"], "seconds": last["seconds"]})
+        rows = read_log(out / LOG) if (out / LOG).is_file() else []  # of a finished run somebody may have removed it
+        last = rows[-1] if rows else {}
+        print_json({"model": str(model), **{key: last.get(name) for key, name in _LAST.items()}})
     else:
         print(model)
 

@@ -41,6 +41,7 @@ from specdiff_jax.train.progress import TrainingProgress
 
 LOG = "log.csv"
 CHECKPOINTS = "checkpoints"
+VALIDATION = "validation_loss"
 
 
 class NonFiniteLossError(ArithmeticError):
@@ -114,7 +115,7 @@ def train(
     measures = dict(measure or {})
     if validation is not None:
         evaluate = make_evaluation(loss, settings.seed, mesh, validation, settings.batch_rows, placed)
-        measures = {"validation_loss": evaluate, **measures}
+        measures = {VALIDATION: evaluate, **measures}
     with Checkpoints(out / CHECKPOINTS, settings.keep) as checkpoints:
         newest = checkpoints.newest()
         if newest is not None:
@@ -128,8 +129,11 @@ def train(
                 is_checkpoint = chunk.step % settings.checkpoint_every == 0 or chunk.step == settings.steps
                 row: dict[str, int | float | None] = {"step": chunk.step, "loss": chunk.loss, **chunk.metrics}
                 row["learning_rate"] = float(rate(chunk.step - 1))
+                if is_checkpoint:
+                    _check_weights(state.params, chunk.step)
                 for name, measured in measures.items():
                     row[name] = measured(state.params) if is_checkpoint else None
+                _check_validation(row, chunk.step)
                 log.append(row, chunk.tokens, chunk.seconds)
                 progress.update(chunk.step, chunk.loss, chunk.tokens / chunk.seconds)
                 if is_checkpoint:
@@ -193,8 +197,23 @@ def _check_finite(metrics: Mapping[str, np.ndarray], first: int) -> None:
     for name in ("loss", "gradient_norm"):
         bad = np.flatnonzero(~np.isfinite(metrics[name]))
         if bad.size:
-            found = f"step {first + int(bad[0])}: {name} is {metrics[name][bad[0]]}"
-            raise NonFiniteLossError(f"{found}: lower learning_rate or clip_norm, or compute in float32")
+            raise _diverged(first + int(bad[0]), f"{name} is {metrics[name][bad[0]]}")
+
+
+def _check_weights(params: Params, step: int) -> None:
+    """The loss of a step is that before its update, which may have ruined the weights."""
+    if not all(jax.tree.leaves(jax.tree.map(lambda weights: bool(jnp.isfinite(weights).all()), params))):
+        raise _diverged(step, "weights are not finite")
+
+
+def _check_validation(row: Mapping[str, int | float | None], step: int) -> None:
+    loss = row.get(VALIDATION)
+    if loss is not None and not np.isfinite(loss):
+        raise _diverged(step, f"{VALIDATION} is {loss}")
+
+
+def _diverged(step: int, what: str) -> NonFiniteLossError:
+    return NonFiniteLossError(f"step {step}: {what}: lower learning_rate or clip_norm, or compute in float32")
 
 
 def _data_mesh(batch_rows: int) -> Mesh:

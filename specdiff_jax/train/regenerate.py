@@ -110,6 +110,7 @@ def regenerate(
             found = _read_part(part, len(rows))
             if found is None:
                 found = _answer(model, [prompts[row] for row in rows], rows, sample, settings, dtype)
+                part.parent.mkdir(exist_ok=True)  # gone where all was finished, and a file was removed
                 with file_appearing_whole(part) as partial:
                     np.savez(partial, allow_pickle=False, **_ragged(found, dtype))
             for row, response in zip(rows, found, strict=True):

@@ -78,10 +78,10 @@ def test_each_draft_begins_with_the_last_one(middle):
     state, features, block = carry
     newest, cache = state.newest, state.drafter_cache
     for count in range(1, 4):
-        tokens = jnp.full((1, WIDTH), drafter.config.mask_token_id).at[:, 0].set(newest)
+        tokens = jnp.full((1, drafter.config.block_size), drafter.config.mask_token_id).at[:, 0].set(newest)
         context = drafter.context(features, embed_block(model, drafter.config, block))
         drafted = drafter(embed_block(model, drafter.config, tokens), context, jnp.array([WIDTH]), cache)
-        drafts = jnp.argmax(draft_logits(model, drafter.config, drafted.hidden[:, 1:]), axis=-1)
+        drafts = jnp.argmax(draft_logits(model, drafter.config, drafted.hidden[:, 1:WIDTH]), axis=-1)
         newest = drafts[:, -1]
         ended, _, made = repeated(drafting, model, drafter, requests, carry, count)
         np.testing.assert_array_equal(made[:, 1:], drafts)

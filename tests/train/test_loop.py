@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_training import MUON, SETTINGS, random_texts, train_tiny
+from tiny_training import ADAMW, MUON, SETTINGS, random_texts, train_tiny
 from workers import ROOT, run_worker
 
 from specdiff_jax.errors import InputError
@@ -120,6 +120,25 @@ def test_non_finite_loss_names_the_step(tmp_path):
     with pytest.raises(NonFiniteLossError, match="step 3: loss is nan"):
         train_tiny(tmp_path, objective=poisoned, texts=replace(texts, tokens=tokens))
     assert [row["step"] for row in untimed_log(tmp_path)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("rate", "validation", "found"),
+    [(1e25, True, "step 2: validation_loss is inf"), (3e38, False, "step 2: weights are not finite")],
+    ids=["validation", "weights"],
+)
+def test_a_ruinous_update_is_not_kept(tmp_path, rate, validation, found):
+    """The second step's: its own loss is still that of the weights before it."""
+
+    def squares(model, batch, key):
+        return jnp.mean(jnp.square(model.embedding[...])), {}
+
+    settings = replace(SETTINGS, steps=3, log_every=1, checkpoint_every=1)
+    optimizer = replace(ADAMW, learning_rate=rate, warmup_steps=1, weight_decay=0.1 if validation else 10.0)
+    texts = random_texts(3, seed=1) if validation else None
+    with pytest.raises(NonFiniteLossError, match=found):
+        train_tiny(tmp_path, settings, optimizer, squares, validation=texts)
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir() if path.is_dir()] == ["1"]
 
 
 def test_every_epoch_has_every_row_once():

@@ -87,6 +87,11 @@ def test_a_stopped_call_goes_on(model: Model, tmp_path: Path, monkeypatch: pytes
         np.testing.assert_array_equal(found, expected)
     regenerate(model, ENTRIES, tmp_path / "out", SETTINGS)
     assert answered == [2]
+    files[1].unlink()
+    for found, expected in zip(
+        arrays(regenerate(model, ENTRIES, tmp_path / "out", SETTINGS)), arrays(whole), strict=True
+    ):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_draws_do_not_depend_on_the_batch(model: Model, tmp_path: Path) -> None:
