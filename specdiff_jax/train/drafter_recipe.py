@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
 from convert.hf_folder import Weights
-from specdiff_jax.config import ModelConfig
+from specdiff_jax.config import MAX_LAYERS, ModelConfig
 from specdiff_jax.drafter_config import Conditioning, DrafterConfig
 from specdiff_jax.drafter_config_file import parse_drafter_config
 from specdiff_jax.errors import InputError
@@ -147,6 +147,8 @@ def read_drafter_recipe(path: Path, data: Path | None = None, changes: Sequence[
         feature_cache_gb=run.number("feature_cache_gb", 50.0),
         tau=Measuring(run.count("tau_prompts", 0, least=0), run.count("tau_tokens", 128)),
     )
+    if not keys.faults and model.block_size > recipe.width:
+        keys.faults.append(f"model.block_size={model.block_size}: must not be above run.width, {recipe.width}")
     held_out = recipe.tau.prompts == 0 or texts.holdout > 0
     run.require(held_out, "needs held-out prompts, but data.holdout is 0", "tau_prompts")
     run.refuse_unknown()
@@ -225,7 +227,7 @@ def _model(section: Keys, folder: Path) -> NewDrafter:
     conditioning = section.choice("conditioning", get_args(Conditioning)) if section.given("conditioning") else None
     model = NewDrafter(
         target=beside(section.text("target", ""), folder),
-        layers=section.count("layers"),
+        layers=section.count("layers", limit=MAX_LAYERS),
         block_size=section.count("block_size", least=2),
         mask_token_id=section.token_id("mask_token_id") or 0,
         target_layer_ids=_layers(section),

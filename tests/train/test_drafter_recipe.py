@@ -84,6 +84,18 @@ def test_all_faults_are_in_one_line(tmp_path: Path) -> None:
         assert said in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"model__block_size": 65}, r"model\.block_size=65: must not be above run\.width, 64"),
+        ({"model__layers": 2**31 - 1}, r"model\.layers=2147483647: must be a whole number from 1 to 1000"),
+    ],
+)
+def test_sizes_have_limits(tmp_path: Path, changes: dict[str, int], fault: str) -> None:
+    with pytest.raises(InputError, match=fault):
+        read_drafter_recipe(write_drafter_recipe(tmp_path / "r.toml", **changes))
+
+
 def test_recipe_of_pico_dflash() -> None:
     recipe = read_drafter_recipe(bundled("pico-dflash"))
     target = load(recipe.model.target)
