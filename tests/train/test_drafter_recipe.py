@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from random_decoder import small_config
 from tiny_drafter_recipe import write_drafter_recipe
 
+from specdiff_jax.config_files import CONFIGS
 from specdiff_jax.drafter_config import DraftAttention
 from specdiff_jax.errors import InputError
 from specdiff_jax.loading import load
@@ -17,7 +17,7 @@ from specdiff_jax.train.recipe import check_same
 
 
 def bundled(name: str) -> Path:
-    return Path(str(files("configs") / "recipes" / f"{name}.toml"))
+    return CONFIGS / "recipes" / f"{name}.toml"
 
 
 def test_what_is_read(tmp_path: Path) -> None:
