@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable
-from importlib.resources import files
 from typing import Any, Literal
 
 import torch
@@ -14,6 +13,7 @@ from transformers import DynamicCache, PreTrainedConfig, StaticCache
 
 from bench.measure import SHORT, time_step
 from bench.torch_clock import torch_seconds
+from specdiff_jax.config_files import CONFIGS
 
 Mode = Literal["eager", "compiled", "max-autotune", "generate"]
 
@@ -65,7 +65,7 @@ def measure(
 
 def read_config(name: str) -> PreTrainedConfig:
     """The Transformers config of a bundled geometry."""
-    file = files("configs") / "models" / f"{name}.json"
+    file = CONFIGS / "models" / f"{name}.json"
     raw = json.loads(file.read_text(encoding="utf-8"))
     config_class = getattr(transformers, CONFIG_CLASSES[raw["architectures"][0]])
     raw.get("rope_parameters", {}).pop("llama_4_scaling_beta", None)

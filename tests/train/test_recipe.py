@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 from tiny_recipe import CONTENT, write_recipe
 
 from specdiff_jax.config import parse_config
+from specdiff_jax.config_files import CONFIGS
 from specdiff_jax.errors import InputError
 from specdiff_jax.train.recipe import AdaptedModel, FreshModel, TaskData, TokenData, check_same, read_recipe
 
@@ -146,7 +146,7 @@ def test_comments_are_no_change_but_values_are(tmp_path):
 
 @pytest.mark.parametrize(("name", "family"), BUNDLED.items())
 def test_bundled_recipes_of_small_models(name, family):
-    recipe = read_recipe(Path(str(files("configs") / "recipes" / f"{name}.toml")))
+    recipe = read_recipe(CONFIGS / "recipes" / f"{name}.toml")
     assert isinstance(recipe.model, FreshModel)
     config = parse_config(recipe.model.config, name)
     assert config.family == family
@@ -157,7 +157,7 @@ def test_bundled_recipes_of_small_models(name, family):
 
 
 def test_bundled_recipe_of_smollm2():
-    recipe = read_recipe(Path(str(files("configs") / "recipes" / "smollm2-fdv2.toml")))
+    recipe = read_recipe(CONFIGS / "recipes" / "smollm2-fdv2.toml")
     assert recipe.model == AdaptedModel("smollm2", 32, 16)
     assert isinstance(recipe.data, TokenData)
     assert len(recipe.data.responses) == 4
